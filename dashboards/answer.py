@@ -85,10 +85,10 @@ def get_uses(recommendation: Recommendation) -> list[Use]:
     if is_command(recommendation.workload):
         uses = _in_script(recommendation)
     else:
-        uses = [Use("In your script", _APPLY, _and("workload: yours, as it was tuned", carried(recommendation, ())))]
+        uses = [Use("In your script", _APPLY, _and("with your workload as it was tuned", carried(recommendation, ())))]
     if recommendation.environment_variables:
         lines = [f"export {name}={value}" for name, value in recommendation.environment_variables.items()]
-        uses.append(Use("Environment", "\n".join(lines), "before torch is imported"))
+        uses.append(Use("Environment", "\n".join(lines), "set before torch is imported"))
     return uses
 
 
@@ -107,15 +107,15 @@ def _in_script(recommendation: Recommendation) -> list[Use]:
     try:
         found = script_diff(recommendation)
     except RecommendationError as error:
-        return [Use("One line in the script", _ENABLE, f"{everything}. There is no diff here: {error}")]
+        return [Use("One line in the script", _ENABLE, f"{everything}. No diff is available: {error}")]
     part = carried(recommendation, tuple(found.left_out), way="the line below")
     uses = []
     if found.options:
-        together = f"with the diff {part}" if found.diff and part else part
-        uses.append(Use("Arguments", " ".join(found.options), _and("add them to the command", together)))
+        together = f"together with the diff, {part}" if found.diff and part else part
+        uses.append(Use("Arguments", " ".join(found.options), _and("add to the command", together)))
     if found.diff:
-        together = f"with the arguments {part}" if found.options and part else part
-        uses.append(Use("Diff", found.diff, _and("git apply, in the script's folder", together)))
+        together = f"together with the arguments, {part}" if found.options and part else part
+        uses.append(Use("Diff", found.diff, _and("apply with git apply in the script's folder", together)))
     return [*uses, Use("One line in the script", _ENABLE, everything)]
 
 
@@ -135,7 +135,7 @@ def screen_facts(
         _cause_fact(facts["Bottleneck"], cause),
         facts.get("Same training?", facts["Verdict"]),
         Fact("What it cost", cost.value, note),
-        facts.get("With more time", facts["What is left"]),
+        facts.get("With more time", facts["Remaining potential"]),
     ]
 
 

@@ -159,7 +159,7 @@ def _add_front(figure: Figure, front: Sequence[CandidateRow]) -> None:
     """Draw the Pareto front as steps: configurations that no other beats in both speed and memory."""
     if len(front) > 1:
         figure.add_scatter(
-            name="no configuration is both faster and smaller",
+            name="Pareto front of speed and memory",
             mode="lines",
             x=[row.peak_memory_bytes / (1 << 30) for row in front],
             y=[row.gain for row in front],

@@ -104,7 +104,7 @@ def plot_exposure(info: pd.DataFrame) -> Figure:
     figure = theme.new_figure(height=110 + 26 * len(info), barmode="stack", bargap=0.3)
     labels = [f"{number}. {theme.plain(str(name))}" for number, name in enumerate(info["collective"], 1)]
     for title, column, colour in (
-        ("exposed: nothing computes meanwhile", "exposed_ms", theme.category_colour("communication")),
+        ("exposed: no compute runs meanwhile", "exposed_ms", theme.category_colour("communication")),
         ("hidden behind compute", "hidden_ms", _HIDDEN),
     ):
         figure.add_bar(
@@ -167,7 +167,7 @@ def plot_waits(ranks: pd.DataFrame) -> Figure:
         x=[value / 1e6 for value in known["wait_ns"]],
         marker={"color": [theme.BAD if late else theme.NEUTRAL for late in known["straggler"]]},
         customdata=[units.percent(share) for share in known["late_share"]],
-        hovertemplate="waits <b>%{x:.3f} ms</b> a step for others;<br>comes last to %{customdata} of the collectives"
+        hovertemplate="waits <b>%{x:.3f} ms</b> a step for other ranks;<br>enters %{customdata} of the collectives last"
         "<extra>%{y}</extra>",
     )
     figure.update_xaxes(title={"text": "ms per step waiting for other ranks"}, rangemode="tozero")

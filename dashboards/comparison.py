@@ -75,11 +75,11 @@ def get_comparison_headline(comparison: Comparison) -> ComparisonHeadline:
         low, high = units.short_time_change(step.low_ns), units.short_time_change(step.high_ns)
         interval = f", 95 % interval {low} to {high}"
     sentence = (
-        f"A step of A takes {units.short_time(step.before_ns)}, of B {units.short_time(step.after_ns)}, {how}: "
-        f"{units.short_time_change(step.change_ns)}{interval}."
+        f"A step takes {units.short_time(step.before_ns)} in A and {units.short_time(step.after_ns)} in B ({how}), a "
+        f"change of {units.short_time_change(step.change_ns)}{interval}."
     )
     if comparison.measured is None and not comparison.trusted:
-        return ComparisonHeadline("warning", "", "No verdict: a profile cannot be trusted", sentence)
+        return ComparisonHeadline("warning", "", "No verdict: at least one profile cannot be trusted", sentence)
     if comparison.stated is not None and is_wide(comparison.stated):
         return ComparisonHeadline("neutral", units.ratio(ratio), "Inconclusive: the interval is wide", sentence)
     if not step.significant:

@@ -30,16 +30,20 @@ def get_compilation_info(compilation: Compilation | None) -> list[CompiledRow]:
 
 
 def compilation_sentence(compilation: Compilation) -> str:
-    """State the counts in words: `24 graphs, no graph break, 22 compiled again, 4 s of compilation`."""
+    """State the counts in words: `24 graphs, no graph break, 22 recompilations, 4 s of compilation`."""
     parts = [
         units.counted(compilation.num_graphs, "graph"),
         units.counted(compilation.num_graph_breaks, "graph break")
         if compilation.num_graph_breaks
         else "no graph break",
-        f"{compilation.num_recompilations} compiled again",
-        *([f"given up {compilation.num_given_up} times"] if compilation.num_given_up else []),
-        *([f"{compilation.num_cudagraph_skips} without a CUDA graph"] if compilation.num_cudagraph_skips else []),
-        *([f"{compilation.late_graphs} after the warm-up"] if compilation.late_graphs else []),
+        units.counted(compilation.num_recompilations, "recompilation"),
+        *(
+            [f"compilation given up {units.counted(compilation.num_given_up, 'time')}"]
+            if compilation.num_given_up
+            else []
+        ),
+        *([f"{compilation.num_cudagraph_skips} run without a CUDA graph"] if compilation.num_cudagraph_skips else []),
+        *([f"{compilation.late_graphs} compiled after the warm-up"] if compilation.late_graphs else []),
         f"{units.duration(compilation.seconds)} of compilation",
     ]
     return ", ".join(parts)

@@ -113,4 +113,4 @@ def _plain(value: object) -> object:
         return {"dtype": value.dtype.str[1:], "bdata": base64.b64encode(value.tobytes()).decode(), **shape}
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
-    raise TypeError(f"a figure cannot hold {type(value).__name__}")
+    raise TypeError(f"a figure cannot contain a value of type {type(value).__name__}")

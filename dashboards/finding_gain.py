@@ -27,7 +27,7 @@ def refusal_of(finding: Finding) -> str:
 
 
 def finding_gain(finding: Finding, said: Container[str] = ()) -> str:
-    """Return the words after "could gain"; empty where the finding has no gain by itself.
+    """Return the words after "gain:"; empty where the finding has no gain by itself.
 
     Args:
         said: Reasons for not replaying that the page has already stated.
@@ -48,7 +48,7 @@ def finding_gain(finding: Finding, said: Container[str] = ()) -> str:
         how = "not exact" if "expected" in finding.evidence else "not replayed"
         return f"between {low} and {most}, {how}{reason}{claim}"
     more = finding.evidence.get(BESIDE, "")
-    beside = f"; as a CUDA graph beside the other waits {more}" if more else ""
+    beside = f"; {more} as a CUDA graph while the other waits remain" if more else ""
     return f"{at_most} ({saves}{beside}){claim}"
 
 

@@ -78,7 +78,7 @@ def plot_flame(bars: Sequence[Bar]) -> Figure:
         customdata=[(theme.wrapped(bar.name, 80), units.milliseconds(bar.ms)) for bar in bars],
         branchvalues="total",
         texttemplate="%{label}",
-        hovertemplate="<b>%{customdata[0]}</b><br>%{customdata[1]} a step, %{percentParent:.1%} of what is around it"
+        hovertemplate="<b>%{customdata[0]}</b><br>%{customdata[1]} a step, %{percentParent:.1%} of the caller"
         "<extra></extra>",
         marker={"colors": colours, "line": {"width": 1, "color": "#ffffff"}},
         textfont={"color": [theme.text_colour_on(colour) for colour in colours], "size": 12},

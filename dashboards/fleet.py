@@ -241,7 +241,7 @@ def plot_strategies(info: Sequence[StrategyRow]) -> Figure:
         xgap=2,
         ygap=2,
     )
-    figure.update_xaxes(side="top", showgrid=False, title={"text": "what limits the step before"})
+    figure.update_xaxes(side="top", showgrid=False, title={"text": "bottleneck before tuning"})
     figure.update_yaxes(autorange="reversed", showgrid=False, ticklabelstandoff=8)
     return figure
 
@@ -255,7 +255,7 @@ def _cell_hover(cell: StrategyRow | None) -> str:
         return "never tried there"
     tried = units.counted(cell.num_studies, "study", "studies")
     if not cell.num_parts:
-        return f"tried in {tried}, part of no answer"
+        return f"tried in {tried}, but part of no answer"
     interval = "" if math.isnan(cell.low) else f", 95 % interval {units.ratio_range(cell.low, cell.high)}"
     return f"<b>{units.ratio(cell.gain)}</b> median of {cell.num_parts}{interval}, tried in {tried}"
 

@@ -71,7 +71,7 @@ def _objective_fact(study: Study, recommendation: Recommendation | None) -> tupl
     objective, limit = parse_objective(study.settings.objective), study.settings.memory_limit_bytes
     if objective == PLAIN and limit is None:
         return ()
-    within = "" if limit is None else f" within {units.memory(limit)} a rank"
+    within = "" if limit is None else f" within {units.memory(limit)} per rank"
     note = ""
     if recommendation is not None and recommendation.objective_before:
         note = (
@@ -108,27 +108,27 @@ def _of_recommendation(study: Study, r: Recommendation) -> HeadlineInfo:
         change = f"{r.objective_before} with today's settings, {r.objective_after} as recommended ({before}, {after})."
     speed = answer_of(r)
     ratio = speed.ratio
-    seen = f"ran at {units.ratio(ratio)}" if parse_objective(r.objective).is_rate else "compare"
+    seen = f"ran at {units.ratio(ratio)}" if parse_objective(r.objective).is_rate else "compare as follows"
     tone, figure, title, sentence = {
         Verdict.FASTER: ("good", units.ratio(ratio), objective.compared, change),
         Verdict.NO_SIGNIFICANT_GAIN: (
             "neutral",
             "1×",
             "No significant gain",
-            f"{_nothing_faster(r)}: keep them. They train at {before}.",
+            f"{_nothing_faster(r)}. Keep today's settings: they train at {before}.",
         ),
         Verdict.ENABLES_TRAINING: (
             "good",
             "",
             "Enables training",
-            f"Today's settings do not fit into memory; as recommended the workload trains at {after}.",
+            f"Today's settings do not fit into memory; the recommended settings train at {after}.",
         ),
         Verdict.UNCONFIRMED: (
             "warning",
             "",
             "Not confirmed",
-            f"The best settings seen while searching {seen}: {change} They were not measured "
-            "again in fresh processes, and the best of many noisy measurements looks better than it is."
+            f"The best settings of the search {seen}: {change} They were not measured "
+            "again in new runs, and the best of many noisy measurements looks better than it is."
             f"{_way_on(study, r)}",
         ),
         Verdict.INCONCLUSIVE: ("warning", "", *_why_inconclusive(r, before)),
@@ -136,7 +136,7 @@ def _of_recommendation(study: Study, r: Recommendation) -> HeadlineInfo:
             "warning",
             "",
             "Not searched",
-            f"{_why_not_searched(r)} was tried, so nothing is known about {objective.better} settings. Today's "
+            f"{_why_not_searched(r)}, so nothing is known about {objective.better} settings. Today's "
             f"settings train at {before}.{_way_on(study, r)}",
         ),
     }[r.verdict]
@@ -157,10 +157,10 @@ def _interval(r: Recommendation) -> str:
 
 def _why_not_searched(r: Recommendation) -> str:
     if r.certificate.ended == "interrupted":
-        return "The study was interrupted before a candidate"
+        return "The study was interrupted before a candidate was tried"
     if r.certificate.ended == TRIALS_SPENT:
-        return "All trials that were allowed ran today's settings, so that no candidate"
-    return "The budget was spent before a candidate"
+        return "All allowed trials ran today's settings, and no candidate was tried"
+    return "The budget was spent before a candidate was tried"
 
 
 def _why_inconclusive(r: Recommendation, before: str) -> tuple[str, str]:
@@ -170,23 +170,23 @@ def _why_inconclusive(r: Recommendation, before: str) -> tuple[str, str]:
         whose = "the best finalist" if r.candidate.is_baseline else "these settings"
         return (
             "Inconclusive: the interval is wide",
-            f"The confirmation says of {whose} only that the ratio to today's settings ({before}) lies between "
-            f"{units.ratio_interval(gain.interval).replace(' to ', ' and ')}: new runs of the same settings differ too "
-            "much for so few. Tune again with a longer --budget, or on a quiet machine.",
+            f"The speed of {whose} over today's settings ({before}) is only known to lie between "
+            f"{units.ratio_interval(gain.interval).replace(' to ', ' and ')}, because runs of the same settings differ "
+            "too much. Tune again with a longer --budget, or on a quiet machine.",
         )
     return (
         "Inconclusive: the machine is busy",
-        f"Others used {units.percent(r.foreign_cpu_share)} of the cores; today's settings ran at {before}. A gain that "
-        "is worthwhile could not be told from none: tune again on a quiet machine, or with a longer --budget.",
+        f"Other programs used {units.percent(r.foreign_cpu_share)} of the cores, so a worthwhile gain could not be "
+        f"told from noise; today's settings ran at {before}. Tune again on a quiet machine, or with a longer --budget.",
     )
 
 
 def _way_on(study: Study, r: Recommendation) -> str:
     """State how to get to an answer; empty for a study that was cancelled for good."""
     if r.certificate.ended == "interrupted":
-        return "" if study.state is StudyState.CANCELLED else f" To go on: `{resume_command(study)}`."
+        return "" if study.state is StudyState.CANCELLED else f" Continue with `{resume_command(study)}`."
     if r.certificate.ended == TRIALS_SPENT:
-        return " Allow more with --trials."
+        return " Allow more trials with --trials."
     if r.needed_budget_s is None:
         return ""
     return f" Use --budget {_as_option(r.needed_budget_s)}."
@@ -210,8 +210,8 @@ def _as_option(seconds: float) -> str:
 def _nothing_faster(r: Recommendation) -> str:
     better = parse_objective(r.objective).better
     if r.unproven_gain is None:
-        return f"The search found nothing {better} than today's settings, so nothing was measured again to confirm it"
-    return f"Nothing that was tried is {better} than today's settings beyond the noise of this machine"
+        return f"The search found nothing {better} than today's settings, so there was nothing to confirm"
+    return f"No tried configuration is {better} than today's settings beyond the noise of this machine"
 
 
 def _facts(r: Recommendation) -> tuple[Fact, ...]:
@@ -226,8 +226,8 @@ def _facts(r: Recommendation) -> tuple[Fact, ...]:
         facts.append(
             Fact(
                 "Busy machine",
-                f"others used {units.percent(r.foreign_cpu_share)} of the cores",
-                "trials took turns, so ratios hold; a quiet machine gives narrower intervals and other rates",
+                f"other programs used {units.percent(r.foreign_cpu_share)} of the cores",
+                "trials took turns, so ratios hold; on a quiet machine, intervals are narrower and rates differ",
             )
         )
     if r.guard is not None:
@@ -240,7 +240,7 @@ def _facts(r: Recommendation) -> tuple[Fact, ...]:
         facts.append(Fact("Same training?", said, f"{r.guard.reason}; compared: {compared}"))
     facts.append(
         Fact(
-            "What is left",
+            "Remaining potential",
             f"at most {units.percent(r.certificate.remaining_bound)} of the step",
             f"{r.certificate.status}; the search ended because: {r.certificate.ended}",
         )
@@ -264,7 +264,7 @@ def _verdict_note(r: Recommendation) -> str:
         return "no candidate was tried"
     if r.gain is not None:
         return "the whole interval lies above 1×"
-    return "the interval does not exclude 1×" if r.unproven_gain else "not measured again in fresh processes"
+    return "the interval does not exclude 1×" if r.unproven_gain else "not measured again in new runs"
 
 
 def _gain_facts(gain: Gain, *, of_today: bool) -> list[Fact]:
@@ -276,19 +276,19 @@ def _gain_facts(gain: Gain, *, of_today: bool) -> list[Fact]:
         Fact(
             f"{units.percent(gain.interval.level)} interval",
             units.ratio_interval(gain.interval),
-            f"simultaneous over {finalists}; if confirmed once more: {units.ratio_interval(gain.prediction)}",
+            f"simultaneous over {finalists}; a repeat would land in {units.ratio_interval(gain.prediction)}",
         ),
         Fact(
             "Measured in",
             units.counted(gain.num_blocks, "block"),
-            f"fresh processes, in random order against {reference}; none of them served the search",
+            f"new runs in random order, compared with {reference}; not used by the search",
         ),
     ]
 
 
 def _bottleneck_fact(r: Recommendation) -> Fact:
     if r.bottleneck_before == r.bottleneck_after == "unknown":
-        return Fact("Bottleneck", "unknown", "there is no profile that can be trusted")
+        return Fact("Bottleneck", "unknown", "no profile can be trusted")
     return Fact("Bottleneck", r.bottleneck_after, f"before: {r.bottleneck_before}")
 
 
@@ -305,7 +305,7 @@ def _cost_fact(r: Recommendation) -> Fact:
     if cost.payback_tuning_steps and r.verdict is Verdict.FASTER:
         paid.append(f"paid back after {units.significant(cost.payback_tuning_steps)} steps")
     if cost.payback_steps and r.verdict is Verdict.FASTER:
-        paid.append(f"compilation after {units.significant(cost.payback_steps)} steps")
+        paid.append(f"its compilation after {units.significant(cost.payback_steps)} steps")
     return Fact(
         "Cost of tuning", f"{units.duration(cost.tuning_s)}, {units.counted(cost.num_trials, 'trial')}", ", ".join(paid)
     )
@@ -322,13 +322,13 @@ def _of_unfinished(source: TrialSource, study_id: str) -> HeadlineInfo:
         *_rate_facts(source, study, trials),
     )
     tone, title, sentence = {
-        StudyState.QUEUED: ("neutral", "Waiting", "No worker has begun it yet"),
+        StudyState.QUEUED: ("neutral", "Waiting", "No worker has started the study yet"),
         StudyState.PAUSED: ("neutral", "Paused", "The search was paused before it had an answer"),
         StudyState.CANCELLED: ("warning", "Cancelled", "The search was cancelled before it had an answer"),
         StudyState.RUNNING: ("neutral", "Still searching", "There is no recommendation yet"),
         StudyState.INTERRUPTED: ("warning", "Interrupted", "The search was interrupted before it had an answer"),
         StudyState.COMPLETED: ("warning", "No recommendation", "The search ended without an answer"),
-        StudyState.FAILED: ("warning", "Failed", "The search could not be carried out"),
+        StudyState.FAILED: ("warning", "Failed", "The search failed"),
     }[study.state]
     return HeadlineInfo(tone, "", title, f"{sentence}: {study.message}" if study.message else f"{sentence}.", facts)
 

@@ -40,7 +40,9 @@ LOOKS: dict[str, Look] = {
     "inconclusive": Look(colour=theme.NEUTRAL, symbol="circle-open", title="inconclusive"),
     "no_effect": Look(colour=theme.NEUTRAL, symbol="triangle-down-open", title="had no effect"),
     "guard_rejected": Look(colour=theme.BAD, symbol="star-triangle-up", title="not the same training"),
-    "contended": Look(colour=theme.NEUTRAL, symbol="square-x-open", title="not measured: others used the machine"),
+    "contended": Look(
+        colour=theme.NEUTRAL, symbol="square-x-open", title="not measured: other programs used the machine"
+    ),
     "failed": Look(colour=theme.BAD, symbol="x", title="failed"),
     "running": Look(colour=theme.MUTED, symbol="hourglass-open", title="running"),
     "measured": Look(colour=theme.NEUTRAL, symbol="circle-open-dot", title="measured"),

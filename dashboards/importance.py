@@ -24,8 +24,8 @@ from steptune.tuner.records import BASELINE, Candidate, choice_label
 
 TODAY = "as today"
 METHOD = (
-    "Speed of the best choice over the worst, by pairs (or chains of pairs) of configurations that were run and differ "
-    "in this strategy only, in the search's Gaussian model of all trials"
+    "Speed of the best choice over the worst, in the search's Gaussian model of all trials, from pairs (or chains of "
+    "pairs) of measured configurations that differ in this strategy only"
 )
 
 

@@ -40,6 +40,6 @@ def plot_queue(info: pd.DataFrame) -> Figure:
             line={"color": colour, "width": 1.4, "shape": "hv"},
             hovertemplate="%{x:.3f} ms: <b>%{y}</b> waiting<extra>%{fullData.name}</extra>",
         )
-    figure.update_xaxes(title={"text": "milliseconds from the first step's beginning"}, showgrid=False)
-    figure.update_yaxes(title={"text": "launched, not begun"}, rangemode="tozero")
+    figure.update_xaxes(title={"text": "milliseconds since the start of the first step"}, showgrid=False)
+    figure.update_yaxes(title={"text": "launched, not started"}, rangemode="tozero")
     return figure

@@ -101,13 +101,13 @@ def plot_neighbours(info: Sequence[NeighbourRow]) -> Figure:
             "line": {"width": 1.5, "color": theme.NEUTRAL},
         },
         customdata=[
-            f"<b>{units.ratio(row.ratio)}</b> of its speed with {theme.wrapped(row.there)}"
+            f"<b>{units.ratio(row.ratio)}</b> of the recommended speed with {theme.wrapped(row.there)}"
             f"<br>instead of {theme.wrapped(row.here)}"
             for row in known
         ],
         hovertemplate="%{customdata}<extra></extra>",
     )
-    figure.update_xaxes(title={"text": "speed, this configuration = 1×"}, ticksuffix="×")
+    figure.update_xaxes(title={"text": "speed, recommended configuration = 1×"}, ticksuffix="×")
     figure.update_yaxes(
         tickvals=list(range(len(known))), ticktext=names, autorange="reversed", showgrid=False, ticklabelstandoff=8
     )

@@ -43,8 +43,8 @@ def get_utilisation(found: Sequence[Roofline | None]) -> str:
         return ""
     mfu = sum(share for share, _ in known) / len(known)
     flops = units.amount(sum(count for _, count in known) / len(known), "FLOP")
-    each = " a rank" if len(known) > 1 else ""
-    return f"MFU {units.percent(mfu)}: {flops} of matmuls, convolutions and attention a step{each}"
+    each = " and rank" if len(known) > 1 else ""
+    return f"MFU {units.percent(mfu)}: {flops} of matmuls, convolutions and attention per step{each}"
 
 
 def get_roofline_info(roofline: Roofline | None, breakdowns: Sequence[Breakdown], top: int) -> RooflineInfo | None:
@@ -60,18 +60,18 @@ def get_roofline_info(roofline: Roofline | None, breakdowns: Sequence[Breakdown]
 
 def _note(roofline: Roofline) -> str:
     if not roofline.operators and roofline.silent:
-        return f"Nothing is stated: {roofline.silent}."
+        return f"No roofline is available: {roofline.silent}."
     if not roofline.peak_known:
-        return f"Nothing is stated: the peaks of {roofline.device or 'this device'} are not known."
+        return f"No roofline is available: the peaks of {roofline.device or 'this device'} are unknown."
     known = (
         ""
         if roofline.known_share is None
-        else f" {units.percent(roofline.known_share)} of the time of kernels has one."
+        else f" {units.percent(roofline.known_share)} of the kernel time has a floor."
     )
-    missing = f" MFU is not stated: {roofline.silent}." if roofline.silent else ""
+    missing = f" The MFU is unknown: {roofline.silent}." if roofline.silent else ""
     return (
-        "Floor: the least time by FLOP and bytes at the peaks of the device, a bound that kernels seldom reach. "
-        "Saves: of the step, replayed with the kernel at its floor."
+        "Floor: the minimum time for a kernel's FLOP and bytes at the device's peaks, which kernels seldom reach. "
+        "Saves: the share of the step that a kernel at its floor would save, replayed."
         f"{known}{missing}"
     )
 

@@ -212,7 +212,7 @@ def top_rows(r: Recommendation) -> list[TopRow]:
 
 def _speed(r: Recommendation, candidate: Candidate) -> tuple[float, Interval | None, str]:
     speed = speed_of(r, candidate)
-    assert speed is not None, "the answer names this configuration"
+    assert speed is not None, "every configuration of the answer has a speed"
     if r.verdict is Verdict.ENABLES_TRAINING and speed.method is Method.REFERENCE:
         return math.nan, None, "makes it fit"
     return speed.ratio, speed.interval, "" if speed.method is Method.REFERENCE else speed.told
@@ -248,7 +248,7 @@ def _plan(recommendation: Recommendation | None) -> tuple[PlannedStep, ...] | st
     try:
         return planned_steps(recommendation.choices)
     except (ChoiceError, PlatformError) as error:
-        return f"The plan is not known here: {error}."
+        return f"The plan cannot be shown here: {error}."
 
 
 def findings_by_configuration(source: TrialSource, study_id: str) -> dict[str, tuple[Finding, ...]]:

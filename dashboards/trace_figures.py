@@ -59,7 +59,7 @@ def plot_gaps(info: pd.DataFrame) -> Figure:
             marker={"color": (theme.NEUTRAL, theme.GOOD, theme.BAD, theme.MUTED)[number % 4]},
             hovertemplate="%{x}<br><b>%{y:.3f} ms</b> in %{customdata} a step<extra>%{fullData.name}</extra>",
         )
-    figure.update_xaxes(title={"text": "length of a gap"}, showgrid=False)
+    figure.update_xaxes(title={"text": "gap length"}, showgrid=False)
     figure.update_yaxes(title={"text": "ms per step"}, rangemode="tozero")
     figure.update_layout(margin={"t": 24})
     return figure
@@ -106,7 +106,7 @@ def plot_memory_classes(memory: MemoryStats) -> Figure:
                 stackgroup="classes",
                 hovertemplate="%{x:.2f} ms: %{y:,.1f} MiB<extra>%{fullData.name}</extra>",
             )
-    figure.update_xaxes(title={"text": "milliseconds, of a window with every allocation recorded"})
+    figure.update_xaxes(title={"text": "milliseconds, in a window that recorded every allocation"})
     figure.update_yaxes(title={"text": "MiB"}, rangemode="tozero")
     return figure
 

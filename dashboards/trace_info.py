@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 LIMITS = {
-    "input": "input: for {share} of it the device waits for data",
-    "communication": "communication: {share} of it is communication without compute",
-    "host": "the host: for {share} of it the device waits for work to be launched",
-    "synchronisation": "synchronisation: for {share} of it work waits for other work, or for the host",
-    "optimizer": "the optimizer: {share} of it",
-    "compute": "compute, {share} of it",
+    "input": "input: the device waits for data for {share} of the step",
+    "communication": "communication, exposed for {share} of the step",
+    "host": "the host: the device waits for launches for {share} of the step",
+    "synchronisation": "synchronisation: work waits for other work, or for the host, for {share} of the step",
+    "optimizer": "the optimizer: {share} of the step",
+    "compute": "compute: {share} of the step",
 }
 CPU_LIMITS = {
     **LIMITS,
-    "input": "input: {share} of it is spent waiting for data",
-    "host": "Python and the dispatch of operators, {share} of it",
+    "input": "input: {share} of the step is spent waiting for data",
+    "host": "Python and the dispatch of operators: {share} of the step",
 }
-STALLED = "stalls in {steps}: for {share} of it the host launches nothing for long"
-CPU_STALLED = "stalls in {steps}: for {share} of it no operator runs for long"
-LATE = "ranks that come apart: for {share} of it ranks wait for a late one, mostly rank {rank}"
+STALLED = "stalls in {steps}: long pauses without a launch take {share} of the step"
+CPU_STALLED = "stalls in {steps}: long pauses without an operator take {share} of the step"
+LATE = "late ranks: waiting for them takes {share} of the step, mostly for rank {rank}"
 STANDS_OUT = 0.03
 """Minimum delay of a straggler against the median of the ranks, as a share of its step."""
 _IDLE = (*HOST_CATEGORIES, Category.DATA_WAIT, Category.EPOCH_RESTART, Category.QUEUED, Category.UNKNOWN)
@@ -89,7 +89,7 @@ def get_trace_headline(analysis: TraceAnalysis) -> TraceHeadline:
     limit = bottleneck(times)
     step = units.short_time(sum(times.values()))
     if problems:
-        title = f"no verdict: the capture cannot be trusted ({step} a step as it was recorded)"
+        title = f"no verdict: the capture cannot be trusted ({step} a step as recorded)"
     else:
         title = f"{step} a step, limited by {_limited_by(analysis, times, limit)}"
     return TraceHeadline(
@@ -159,7 +159,7 @@ def _spoken_of(analysis: TraceAnalysis) -> str:
     """Say which device, or mean over ranks, the figures describe; empty where there is only one."""
     shared = [(rank, b) for rank, b in zip(analysis.ranks, main_breakdowns(analysis), strict=True)]
     chosen = _unique(b.device for rank, b in shared if len(rank.breakdowns) > 1)
-    said = [f"of its process's devices the one that computes most, {', '.join(chosen)}"] if chosen else []
+    said = [f"the busiest device of each process ({', '.join(chosen)})"] if chosen else []
     said += ["the mean over the ranks"] if len(analysis.ranks) > 1 else []
     return f"; figures: {', '.join(said)}" if said else ""
 
@@ -176,7 +176,7 @@ def _quality(analysis: TraceAnalysis, problems: tuple[str, ...]) -> tuple[str, .
     if not problems:
         linked = 1 - max(b.quality.unlinked_share for b in breakdowns)
         devices = any(b.device != "cpu" for b in breakdowns)
-        links = f", {units.percent(linked)} of the device work has its launch" if devices else ""
+        links = f", {units.percent(linked)} of the device work has a recorded launch" if devices else ""
         said.append(f"good: {units.counted(events, 'event')}{links}")
     if lost:
         said.append(f"{units.counted(lost, 'event')} could not be read")
@@ -184,10 +184,10 @@ def _quality(analysis: TraceAnalysis, problems: tuple[str, ...]) -> tuple[str, .
     ratio = max(b.quality.overhead_ratio for b in breakdowns)
     if all(b.unprofiled_step_time_ns is None for b in breakdowns) and not problems:
         said.append(
-            "the profiler's own cost is in the step: --unprofiled-step-ms takes it out of the host's categories"
+            "the step includes the profiler's overhead: --unprofiled-step-ms removes it from the host's categories"
         )
     elif ratio > 1:
-        said.append(f"profiled steps took {ratio:.2f} times as long as unprofiled ones: scaled back")
+        said.append(f"profiled steps took {ratio:.2f} times as long as unprofiled ones: times are scaled back")
     return tuple(said)
 
 
@@ -200,7 +200,7 @@ def get_findings_info(analysis: TraceAnalysis) -> list[TraceAdvice]:
     if bad:
         # The headline says what is bad.
         advice = "; ".join(_unique(finding.advice for finding in bad))
-        rows.append(TraceAdvice("warning", "no verdict until there is a better capture", advice, "", (), ()))
+        rows.append(TraceAdvice("warning", "no verdict without a better capture", advice, "", (), ()))
     named = _named_by_headline(analysis)
     said: set[str] = set()
     first = next((one for one in analysis.findings if one.rule in named and ASIDE not in one.evidence), None)
@@ -223,7 +223,7 @@ def get_memory_classes(memory: MemoryStats) -> str:
     """Name the classes of tensors that hold memory at its peak, the largest first."""
     held = sorted((one for one in memory.classes if one.at_peak_bytes), key=lambda one: -one.at_peak_bytes)
     total = units.memory(sum(one.at_peak_bytes for one in held))
-    return f"{memory.device} at its peak, {total}: " + ", ".join(
+    return f"peak memory of {memory.device}, {total}: " + ", ".join(
         f"{one.name} {units.memory(one.at_peak_bytes)}" for one in held
     )
 

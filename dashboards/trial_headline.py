@@ -26,12 +26,12 @@ from steptune.tuner.records import (
 from steptune.tuner.speeds import Method, speed_of
 
 PHASES = {
-    Phase.BUILD: "while it was built",
-    Phase.GUARD: "in the guard, which checks that it is the same training",
-    Phase.WARM_UP: "while it warmed up",
-    Phase.MEASURE: "while it was measured",
-    Phase.PROFILE: "while it was profiled",
-    Phase.REPORT: "when it reported",
+    Phase.BUILD: "during the build",
+    Phase.GUARD: "during the guard's check of the training",
+    Phase.WARM_UP: "during the warm-up",
+    Phase.MEASURE: "during the measurement",
+    Phase.PROFILE: "during profiling",
+    Phase.REPORT: "during the report",
 }
 FAILURES = {
     FailureKind.OUT_OF_MEMORY: "Out of memory",
@@ -39,8 +39,8 @@ FAILURES = {
     FailureKind.NUMERICS: "Not the same training",
     FailureKind.TIMEOUT: "Timed out",
     FailureKind.CRASH: "Crashed",
-    FailureKind.WORKLOAD_ERROR: "An error in the workload",
-    FailureKind.INFRASTRUCTURE: "An error around the trial",
+    FailureKind.WORKLOAD_ERROR: "Error in the workload",
+    FailureKind.INFRASTRUCTURE: "Error in the infrastructure",
 }
 
 
@@ -68,20 +68,20 @@ def get_trial_headline(
     own = [decision for decision in decisions if trial.trial_id in decision.trial_ids]
     result = trial.result
     if trial.state is TrialState.RUNNING:
-        return TrialHeadline("neutral", "Running", "It is still running; its results appear here when it ends.", ())
+        return TrialHeadline("neutral", "Running", "The trial is running; its results appear here when it ends.", ())
     if result is None:
-        return TrialHeadline("warning", "Lost", "Its process or its worker died: it has no results.", ())
+        return TrialHeadline("warning", "Lost", "The trial has no results: its process or its worker died.", ())
     facts = _facts(result, own, recommendation)
     if result.failure is not None:
         failure = result.failure
         title = f"{FAILURES[failure.kind]} {PHASES[failure.phase]}"
         rank = f" (rank {failure.rank})" if failure.rank else ""
-        signal = f" It was ended by signal {failure.signal}." if failure.signal else ""
+        signal = f" Signal {failure.signal} ended the process." if failure.signal else ""
         return TrialHeadline("warning", title, f"{failure.message}{rank}.{signal}", facts)
     if result.guard is not None and not result.guard.passed:
         return TrialHeadline("warning", "Rejected: not the same training", f"{result.guard.reason}.", facts)
     if not result.clean_windows:
-        sentence = "Others used the machine in every window, or a limit was reached first."
+        sentence = "Other programs used the machine in every window, or a limit was reached first."
         voids = [window.void for window in result.windows if window.void]
         if voids:
             sentence = f"Every window is void, the last one because {voids[-1]}."
@@ -126,11 +126,11 @@ def _step_fact(result: TrialResult) -> Fact | None:
     spread = get_spread(result)
     if spread is None:
         return None
-    width = f"± {units.percent(spread.half_width)} within this start, " if math.isfinite(spread.half_width) else ""
+    width = f"± {units.percent(spread.half_width)} within this run, " if math.isfinite(spread.half_width) else ""
     void = f", {spread.num_void} void" if spread.num_void else ""
-    restart = f"; {units.milliseconds(spread.restart_ms)} of it restart the epoch" if spread.restart_ms else ""
+    restart = f"; {units.milliseconds(spread.restart_ms)} of the step restart the epoch" if spread.restart_ms else ""
     counted = units.counted(spread.num_clean, "window")
-    contended = "; others used the machine" if result.contended else ""
+    contended = "; other programs used the machine" if result.contended else ""
     return Fact("Step", units.milliseconds(spread.step_ms), f"{width}{counted}{void}{contended}{restart}")
 
 
@@ -143,8 +143,8 @@ def _estimate_fact(result: TrialResult, decisions: Sequence[Decision]) -> Fact |
         return None
     load = statistics.median(window.foreign_cpu_share for window in result.clean_windows)
     if result.contended or load > MeasureSettings().foreign_cpu_share:
-        return Fact("Search estimate", "not stated", f"others used {units.percent(load)} of the cores meanwhile")
-    note = "this run against its companion; not the speed of the configuration"
+        return Fact("Search estimate", "not stated", f"other programs used {units.percent(load)} of the cores")
+    note = "this run compared with its companion; not the speed of the configuration"
     return Fact("Search estimate", f"this run: {units.ratio(1 + gains[-1])}", note)
 
 
@@ -162,13 +162,13 @@ def _limit_fact(decisions: Sequence[Decision]) -> Fact | None:
     if not bounds:
         return None
     return Fact(
-        "Predicted", f"at most {units.ratio(units.gain_limit(bounds[-1]))}", "from the breakdown, before it ran"
+        "Predicted", f"at most {units.ratio(units.gain_limit(bounds[-1]))}", "from the breakdown, before the trial"
     )
 
 
 def _guard_fact(result: TrialResult) -> Fact | None:
     if result.guard is None:
-        return Fact("Guard", "not checked", "this start repeats a candidate that was")
+        return Fact("Guard", "not checked", "this run repeats a candidate that was checked")
     word = "same training" if result.guard.passed else "rejected"
     return Fact("Guard", word, result.guard.reason)
 
@@ -177,7 +177,7 @@ def _memory_fact(result: TrialResult) -> Fact | None:
     if not result.peak_memory_bytes:
         return None
     on_device = any(peak.device_bytes for peak in result.memory)
-    ranks = f", the hungriest of {len(result.memory)} ranks" if len(result.memory) > 1 else ""
+    ranks = f", the largest of {len(result.memory)} ranks" if len(result.memory) > 1 else ""
     return Fact("Peak memory", units.memory(result.peak_memory_bytes), ("device" if on_device else "resident") + ranks)
 
 
@@ -201,7 +201,7 @@ def _device_fact(result: TrialResult) -> Fact | None:
         (last.temperature_c, "°C"),
     )
     value = ", ".join(f"{figure} {unit}" for figure, unit in figures if figure is not None)
-    limits = f"held down by: {', '.join(last.limits)}" if last.limits else "clock not throttled"
+    limits = f"clock limited by: {', '.join(last.limits)}" if last.limits else "clock not throttled"
     return Fact("Device state", value or "not measured", "; ".join(part for part in (limits, unread) if part))
 
 

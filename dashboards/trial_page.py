@@ -161,7 +161,7 @@ def why_no_profile(trial: Trial) -> str:
     """Say in a sentence why a trial has no profile."""
     result = trial.result
     if result is None:
-        return "It has no profile yet." if trial.state is TrialState.RUNNING else "It has no profile."
+        return "The trial has no profile yet." if trial.state is TrialState.RUNNING else "The trial has no profile."
     if result.failure is not None:
-        return "It has no profile: it ended before it was profiled."
+        return "The trial has no profile: it ended before profiling."
     return f"Not profiled: trials for the purpose “{trial.purpose.value}” need no profile."

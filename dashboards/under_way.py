@@ -16,14 +16,14 @@ from steptune.dashboards.starts import leading_candidate
 from steptune.tuner.records import Candidate, Choice, Finding, Purpose, StudyState, Trial, TrialState, choice_label
 
 WHY: dict[Purpose, str] = {
-    Purpose.BASELINE: "the reference of all speeds",
-    Purpose.REPLICATE: "again, for a narrower interval",
-    Purpose.SENTINEL: "today's settings again, to see whether the machine has changed",
+    Purpose.BASELINE: "the reference for all speeds",
+    Purpose.REPLICATE: "repeated, for a narrower interval",
+    Purpose.SENTINEL: "repeats today's settings, to detect changes of the machine",
     Purpose.COMPANION: "takes turns with a candidate, for comparison",
-    Purpose.AUDIT: "excluded by its bound: run to check the bounds",
-    Purpose.CONFIRM: "a finalist, in new processes beside today's settings",
+    Purpose.AUDIT: "excluded by its bound, but run to check the bounds",
+    Purpose.CONFIRM: "a finalist, compared with today's settings in new runs",
     Purpose.CONTRIBUTION: "measures the contribution of a part",
-    Purpose.MOVED: "repeated, because the trials now run in another place",
+    Purpose.MOVED: "repeated, because the trials moved to other cores or devices",
 }
 """Reasons for trials that do not test a new choice."""
 
@@ -91,8 +91,8 @@ def _why(trial: Trial, before: dict[str, Choice], findings: Sequence[Finding]) -
     changed = _changed(trial.candidate, before)
     for finding in findings:
         if changed & set(finding.strategies):
-            return f"for the finding: {finding.message}"
-    return "to learn its speed"
+            return f"addresses the finding: {finding.message}"
+    return "measures its speed"
 
 
 def _changed(candidate: Candidate, before: dict[str, Choice]) -> set[str]:

@@ -89,7 +89,7 @@ def _parts(model: torch.nn.Module, workload: object | None) -> _Subjects:
 
 
 def _use(kernel: Kernel, subjects: _Subjects) -> None:
-    assert kernel.pattern is not None, "only kernels with a pattern are offered"
+    assert kernel.pattern is not None, "the kernel must have a pattern"
     sites = _sites(kernel, subjects)
     served = [subject for subject, reason in sites.values() if not reason]
     # Parts of a loss outlive a job: a second one of the same workload finds them replaced.
@@ -139,7 +139,7 @@ def _said(kernel: Kernel, sites: _Sites) -> str:
     assert kernel.pattern is not None
     if not sites:
         whose = "training" if kernel.pattern.subject == OPTIMIZER else "model"
-        return f"the {whose} has nothing that it computes ({kernel.pattern.what})"
+        return f"the {whose} contains no part that this kernel computes ({kernel.pattern.what})"
     if any(not reason for _, reason in sites.values()):
         return ""
     reasons = list(dict.fromkeys(reason for _, reason in sites.values()))

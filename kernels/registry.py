@@ -250,25 +250,25 @@ def _assignment_case(
 
 SIMOTA = Kernel(
     name="simota",
-    summary="SimOTA's assignment of a whole batch, without waiting for the device",
+    summary="SimOTA's assignment of a whole batch, without synchronising with the device",
     function=_assigned(simota.assign),
     reference=_assigned(simota.reference),
     cases=(
         _assignment_case("three images", 70, 5, ((0, 4, 2, -1), (1, -1, -1, -1), (3, 3, 0, 2))),
         _assignment_case("an empty image", 33, 3, ((-1, -1), (2, 0))),
         _assignment_case("only empty images", 20, 2, ((-1,), (-1,))),
-        _assignment_case("places within the padding", 40, 4, ((-1, 3, -1, 1),)),
+        _assignment_case("padding between boxes", 40, 4, ((-1, 3, -1, 1),)),
         _assignment_case("few candidates", 4, 6, ((5, 1, 0),)),
         _assignment_case("some candidates count", 90, 130, ((0, 129, 64),), every=3),
         _assignment_case("priors", 64, 3, ((0, 2, 1, -1), (1, 1, 2, 0)), has_priors=True),
-        _assignment_case("priors of which some count", 64, 3, ((0, 2), (-1, 0)), has_priors=True, every=4),
+        _assignment_case("priors with some candidates excluded", 64, 3, ((0, 2), (-1, 0)), has_priors=True, every=4),
     ),
     tolerances={torch.float32: 0.0, torch.float16: 0.0, torch.bfloat16: 0.0},
     has_gradients=False,
     pattern=assigner_pattern(
         simota.Assigner,
         simota.FusedAssigner,
-        "SimOTA's assignment in a loss: steptune.kernels.simota.Assigner",
+        "SimOTA's assignment in a loss, made by steptune.kernels.simota.Assigner",
         "simota_assign",
     ),
 )
@@ -310,22 +310,22 @@ def _targets_case(label: str, labels: tuple[tuple[int, ...], ...]) -> Case:
 
 FCOS3D = Kernel(
     name="fcos3d",
-    summary="FCOS3D's targets of a whole batch, without waiting for the device",
+    summary="FCOS3D's targets of a whole batch, without synchronising with the device",
     function=_targets_in_one(fcos3d.targets),
     reference=_targets_in_one(fcos3d.reference),
     cases=(
         _targets_case("three images", ((0, 4, 2, -1, 3), (1, -1, -1, -1, -1), (3, 3, 0, 2, 1))),
         _targets_case("an empty image", ((-1, -1), (2, 0))),
         _targets_case("only empty images", ((-1,), (-1,))),
-        _targets_case("places within the padding", ((-1, 3, -1, 1),)),
-        _targets_case("no place for a box", ((),)),
+        _targets_case("padding between boxes", ((-1, 3, -1, 1),)),
+        _targets_case("no boxes per image", ((),)),
     ),
     tolerances={torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 5e-3},
     has_gradients=False,
     pattern=assigner_pattern(
         fcos3d.Assigner,
         fcos3d.FusedAssigner,
-        "FCOS3D's targets in a loss: steptune.kernels.fcos3d.Assigner",
+        "FCOS3D's targets in a loss, made by steptune.kernels.fcos3d.Assigner",
         "fcos3d_targets",
     ),
 )
@@ -344,7 +344,7 @@ def _compacted(compact: Callable[..., list[Tensor]]) -> Callable[..., Tensor]:
 
 COMPACTION = Kernel(
     name="compaction",
-    summary="coordinate compaction: of each point the figures of one box, without an index of points",
+    summary="coordinate compaction: the values of one box for each point, without an index of points",
     function=_compacted(compaction.compact),
     reference=_compacted(compaction.reference),
     cases=(
@@ -423,7 +423,7 @@ def _in_8_bits(encode: Callable[..., Any], mean_of: Callable[..., Tensor]) -> Ca
 
 INT8_BLOCKS = Kernel(
     name="int8_blocks",
-    summary="blocks of numbers in 8 bits with a scale each: encoding, and the mean over ranks",
+    summary="blocks of numbers in 8 bits with one scale each: encoding, and mean over ranks",
     function=_in_8_bits(int8_blocks.encode, int8_blocks.mean_of),
     reference=_in_8_bits(int8_blocks.encode_reference, int8_blocks.mean_reference),
     cases=(
@@ -451,15 +451,19 @@ def _registered() -> tuple[Kernel, ...]:
         try:
             kernel = entry.load()
         except Exception as error:
-            raise ImportError(f"{where} cannot be loaded ({error}): mend or uninstall its package") from error
+            raise ImportError(f"{where} cannot be loaded ({error}): repair or uninstall its package") from error
         if not isinstance(kernel, Kernel):
             raise TypeError(f"{where} must name a steptune.kernels.Kernel, not {kernel!r}")
         if kernel.name != entry.name:
-            raise ValueError(f"{where} names the kernel {kernel.name!r}: give both one name")
+            raise ValueError(
+                f"{where} names the kernel {kernel.name!r}: use the same name for the entry point and the kernel"
+            )
         if kernel.name in (*(own.name for own in _OWN), *(other.name for other in found)):
-            raise ValueError(f"{where} has a name that another kernel has: choose another")
+            raise ValueError(f"{where} has the name of another kernel: choose a different name")
         if kernel.pattern is None:
-            raise ValueError(f"{where} has no pattern: say which modules of a model it computes")
+            raise ValueError(
+                f"{where} has no pattern: set the pattern to the modules of a model that the kernel computes"
+            )
         found.append(kernel)
     return tuple(found)
 

@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 def unavailable(device: torch.device) -> str:
     """Return why Triton kernels cannot run on a device; empty where they can."""
     if find_spec("triton") is None:
-        return "requires Triton, which is not installed here (PyTorch for CUDA brings it)"
+        return "requires Triton, which is not installed here (the CUDA builds of PyTorch include it)"
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        return "requires a CUDA device: on a CPU Triton interprets kernels, for tests only"
+        return "requires a CUDA device (on a CPU, Triton can only interpret kernels for tests)"
     return ""
 
 

@@ -149,9 +149,9 @@ class _Writer:
         keys = [_folded("/".join(parts[: n + 1])) for n in range(len(parts))]
         for key in keys[:-1]:
             if not self._seen.setdefault(key, True):
-                _refuse("duplicate", member.name, None, "its folder is a file")
+                _refuse("duplicate", member.name, None, "a path has a file where it needs a folder")
         if keys[-1] in self._seen and not (member.is_folder and self._seen[keys[-1]]):
-            _refuse("duplicate", member.name, None, "there are two of this name")
+            _refuse("duplicate", member.name, None, "two members have the same name")
         self._seen[keys[-1]] = member.is_folder
         if len(self._seen) > self._limits.members:
             _refuse("members", len(self._seen), self._limits.members, "it has too many files and folders")
@@ -166,9 +166,9 @@ class _Writer:
             if size > limits.file_bytes:
                 _refuse("file_bytes", size, limits.file_bytes, f"{shown(member.name)} is too large")
             if self.total_bytes > limits.total_bytes:
-                _refuse("total_bytes", self.total_bytes, limits.total_bytes, "it unpacks to too much")
+                _refuse("total_bytes", self.total_bytes, limits.total_bytes, "it unpacks to too many bytes")
             if self.total_bytes > _FREE_RATIO_BYTES and ratio > limits.ratio:
-                _refuse("ratio", round(ratio), limits.ratio, "it unpacks to too much for its size")
+                _refuse("ratio", round(ratio), limits.ratio, "its compression ratio is too high")
             file.write(chunk)
 
 
@@ -187,7 +187,7 @@ def checked_parts(name: str, limits: ArchiveLimits) -> tuple[str, ...]:
     if path.is_absolute() or ".." in path.parts or (path.parts and path.parts[0].endswith(":")):
         _refuse("traversal", shown(name), None, "a name leads out of the archive's folder")
     if len(path.parts) > limits.depth:
-        _refuse("depth", len(path.parts), limits.depth, f"{shown(name)} lies too deep")
+        _refuse("depth", len(path.parts), limits.depth, f"{shown(name)} is nested too deeply")
     return path.parts
 
 
@@ -206,7 +206,7 @@ def _kind(archive: Path) -> str:
     if found is None and head[257:262] == b"ustar":
         found = "tar"
     if found is None:
-        _refuse("format", head[:8].hex(" "), None, "it is no tar, tar.gz, tar.xz, tar.bz2 or zip archive")
+        _refuse("format", head[:8].hex(" "), None, "it is not a tar, tar.gz, tar.xz, tar.bz2 or zip archive")
     return found
 
 
@@ -219,9 +219,11 @@ def _tar_members(archive: Path, kind: str) -> Iterator[_Member]:
         tar = tarfile.open(fileobj=stream, mode="r|")  # type: ignore[call-overload]  # noqa: SIM115
         while (info := stream.next_member(tar)) is not None:
             if info.issym() or info.islnk():
-                _refuse("link", shown(info.name), None, f"it is a link to {shown(info.linkname)}")
+                _refuse("link", shown(info.name), None, f"it contains a link to {shown(info.linkname)}")
             if not (info.isfile() or info.isdir()) or info.issparse():
-                _refuse("special", shown(info.name), None, "it is neither a plain file nor a folder")
+                _refuse(
+                    "special", shown(info.name), None, "it contains a member that is neither a plain file nor a folder"
+                )
             content = tar.extractfile(info) if info.isfile() else None
             yield _Member(name=info.name, is_folder=info.isdir(), executable=bool(info.mode & 0o100), content=content)
 
@@ -265,11 +267,16 @@ def _zip_members(archive: Path, limits: ArchiveLimits) -> Iterator[_Member]:
             mode = info.external_attr >> 16
             kind = stat.S_IFMT(mode)
             if stat.S_ISLNK(mode):
-                _refuse("link", shown(info.filename), None, "it is a link")
+                _refuse("link", shown(info.filename), None, "it contains a link")
             if kind and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                _refuse("special", shown(info.filename), None, "it is neither a plain file nor a folder")
+                _refuse(
+                    "special",
+                    shown(info.filename),
+                    None,
+                    "it contains a member that is neither a plain file nor a folder",
+                )
             if info.flag_bits & 1:
-                _refuse("encrypted", shown(info.filename), None, "it is encrypted")
+                _refuse("encrypted", shown(info.filename), None, "it contains an encrypted file")
             if info.is_dir():
                 yield _Member(name=info.filename, is_folder=True, executable=False, content=None)
                 continue
@@ -305,9 +312,10 @@ def _readable() -> Iterator[None]:
 
 
 def _refuse(rule: str, value: object, limit: object, what: str) -> NoReturn:
-    allowed = "" if limit is None else f" ({value}; {limit} are allowed)"
+    allowed = "" if limit is None else f" ({value}; at most {limit} allowed)"
     raise ArchiveRefusedError(
-        f"the archive is refused: {what}{allowed}. It may hold plain files and folders with plain names only",
+        f"the archive is refused: {what}{allowed}. An archive may contain only plain files and folders with "
+        "plain names",
         rule=rule,
         value=value,
         limit=limit,
@@ -348,8 +356,8 @@ def check_source_size(path: Path, name: str) -> None:
     size = path.stat().st_size
     if size > MAX_SOURCE_BYTES:
         raise WorkloadRejectedError(
-            f"{shown(name)} has {size:,} bytes, and a file with a workload may have {MAX_SOURCE_BYTES:,}: "
-            "move data or other code to other files, and upload them all as an archive"
+            f"{shown(name)} has {size:,} bytes, and a file with a workload may have at most "
+            f"{MAX_SOURCE_BYTES:,}: move data or other code to other files, and upload all of them as an archive"
         )
 
 
@@ -368,8 +376,8 @@ def _searched(root: Path) -> list[Path]:
 
 def _too_much(what: str, limit: int) -> WorkloadRejectedError:
     return WorkloadRejectedError(
-        f"{what} bytes, and a workload is looked for in no more than {limit:,}: name it with `entry`, like "
-        "train.py:MyWorkload"
+        f"{what} bytes, and the search for a workload reads at most {limit:,}: name the workload with `entry`, "
+        "like train.py:MyWorkload"
     )
 
 

@@ -17,7 +17,10 @@ from steptune.tuner.records import Candidate, Interval, Recommendation, Study, T
 from steptune.tuner.speeds import Method, speed_of
 from steptune.tuner.trace_records import Comparison, Difference, TraceAnalysis
 
-PROFILED_RUNS = "the categories are of one profiled run each, whose steps may differ from those of the study's figure"
+PROFILED_RUNS = (
+    "the categories come from one profiled run of each configuration, whose step time may differ from the study's "
+    "figure"
+)
 
 
 def trial_in(store: StudyStore, study: Study, which: str) -> Trial:
@@ -46,7 +49,11 @@ def trial_in(store: StudyStore, study: Study, which: str) -> Trial:
     profiled = ", ".join(str(t.sequence) for t in trials if t.result is not None and t.result.breakdowns)
     raise StoreError(
         f"study {study.study_id} has no trial {which!r} that can be compared: "
-        + (f"of its {len(trials)} trials, these were profiled: {profiled}" if profiled else "none of its was profiled")
+        + (
+            f"of its {len(trials)} trials, these were profiled: {profiled}"
+            if profiled
+            else "none of its trials was profiled"
+        )
     )
 
 

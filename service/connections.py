@@ -48,7 +48,7 @@ _SQLITE_MEANINGS = {
     sqlite3.SQLITE_CORRUPT: "is a damaged SQLite database: restore a copy of it, or name another file",
     sqlite3.SQLITE_READONLY: "cannot be written: check the permissions of the file and of its directory",
     sqlite3.SQLITE_CANTOPEN: "cannot be opened: check that its directory exists and may be written",
-    sqlite3.SQLITE_CONSTRAINT: "refused a row: does another process write the same study?",
+    sqlite3.SQLITE_CONSTRAINT: "rejected a row: check that no other process writes the same study",
     sqlite3.SQLITE_BUSY: f"is locked: another process has been writing for {BUSY_TIMEOUT_S:g} s; end it, or wait",
 }
 
@@ -153,7 +153,7 @@ def storage_errors(place: str) -> Iterator[None]:
 def _explain(error: BaseException, place: str) -> StoreError:
     if _is_full(error):
         return StorageFullError(
-            f"{place} is full, or the disk that holds it is: free some space; everything recorded before is kept"
+            f"{place} or the disk that holds it is full: free some space; all earlier records are kept"
         )
     kind = StoreUnavailableError if _will_pass(error) else StoreError
     meaning = _SQLITE_MEANINGS.get(_sqlite_code(error))

@@ -102,8 +102,8 @@ def check_schema(engine: Engine) -> None:
         raise SchemaOutdatedError(f"{place_of(engine)} has no tables yet: run `steptune db upgrade`")
     if state is _Schema.OUTDATED:
         raise SchemaOutdatedError(
-            f"{place_of(engine)} has an older schema than Steptune {__version__} needs: "
-            "make a copy of it, then run `steptune db upgrade`"
+            f"{place_of(engine)} has an older schema than Steptune {__version__} needs: back up the database, "
+            "then run `steptune db upgrade`"
         )
 
 
@@ -151,7 +151,9 @@ def _revision(connection: Connection, place: str) -> str | None:
     revision = connection.scalar(select(_AT.c.version_num)) if inspector.has_table(_AT.name) else None
     tables = inspector.get_table_names() if revision is None else []
     if tables:
-        raise StoreError(f"{place} is the database of something else (tables {', '.join(tables[:5])}): name another")
+        raise StoreError(
+            f"{place} is the database of another program (tables {', '.join(tables[:5])}): name another database"
+        )
     return revision
 
 

@@ -39,14 +39,14 @@ def run_by_this_command(study: Study) -> Iterator[None]:
         lock = (directory / LOCK_FILE).open("w")
     except OSError as error:
         raise StorageFullError(
-            f"{directory} cannot be made: {error}; free space or set STEPTUNE_DATA_DIRECTORY"
+            f"{directory} cannot be created: {error}; free space or set STEPTUNE_DATA_DIRECTORY"
         ) from None
     with lock as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise StateConflictError(
-                f"study {study.study_id} is running in another `steptune` command: end that with Ctrl-C first"
+                f"study {study.study_id} is running in another `steptune` command: stop that command with Ctrl-C first"
             ) from None
         yield
 

@@ -78,7 +78,7 @@ def _model(num_parameters: int, num_blocks: int, modules: dict[str, int]) -> Mod
 _NO_LAYERWISE = {"lamb": "the optimizer is not LAMB", "lars": "the optimizer is not LARS"}
 VISION = replace(
     _workload(
-        "a vision transformer by AdamW",
+        "a vision transformer trained with AdamW",
         replace(
             _model(86_000_000, 12, {"Conv2d": 1, "Linear": 25, "LayerNorm": 25, "MultiheadAttention": 12}),
             uses_attention=True,
@@ -92,7 +92,7 @@ VISION = replace(
     byte_form=True,
 )
 WINDOWS = _workload(
-    "a Swin transformer by AdamW",
+    "a Swin transformer trained with AdamW",
     replace(
         _model(88_000_000, 24, {"Conv2d": 1, "Linear": 99, "LayerNorm": 53, "WindowAttention": 24}),
         mask_refusal="the model computes its own attention masks, or none",
@@ -100,7 +100,7 @@ WINDOWS = _workload(
     ),
 )
 LANGUAGE = _workload(
-    "a language model with experts by AdamW",
+    "a language model with experts trained with AdamW",
     replace(
         _model(1_300_000_000, 24, {"Embedding": 1, "Linear": 96, "LayerNorm": 49}),
         uses_attention=True,
@@ -112,7 +112,7 @@ LANGUAGE = _workload(
     ),
 )
 CONVOLUTIONS = _workload(
-    "a convolutional network with batch normalisation by SGD",
+    "a convolutional network with batch normalisation trained with SGD",
     replace(
         _model(25_000_000, 16, {"Conv2d": 53, "BatchNorm2d": 53, "ReLU": 49, "Linear": 1}), has_batch_statistics=True
     ),
@@ -120,7 +120,7 @@ CONVOLUTIONS = _workload(
 )
 TEXTS = replace(
     _workload(
-        "a text classifier with batched experts over unequal lengths by AdamW",
+        "a text classifier with batched experts and unequal lengths trained with AdamW",
         replace(
             _model(110_000_000, 12, {"Embedding": 3, "Linear": 73, "LayerNorm": 25}),
             uses_attention=True,
@@ -133,7 +133,7 @@ TEXTS = replace(
 )
 BY_LAMB, BY_LARS = (
     _workload(
-        f"a large batch by {name.upper()}",
+        f"a large batch trained with {name.upper()}",
         replace(
             _model(110_000_000, 12, {"Embedding": 3, "Linear": 73, "LayerNorm": 25}),
             kernel_refusals={"window_attention": "the model has no Swin attention", **_NO_LAYERWISE, name: ""},
@@ -142,7 +142,7 @@ BY_LAMB, BY_LARS = (
     for name in _NO_LAYERWISE
 )
 DETECTOR = _workload(
-    "a detector whose loss keeps its assigner by AdamW",
+    "a detector with its assigner in the loss trained with AdamW",
     replace(_model(9_000_000, 8, {"Conv2d": 60, "BatchNorm2d": 60}), kernel_refusals={"simota": "", "fcos3d": ""}),
 )
 WORKLOADS = (VISION, WINDOWS, LANGUAGE, CONVOLUTIONS, TEXTS, BY_LAMB, BY_LARS, DETECTOR)

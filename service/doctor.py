@@ -73,7 +73,7 @@ def _device_state(environment: Environment) -> list[Examined]:
     try:
         found = f"nvidia-ml-py {metadata.version('nvidia-ml-py')}"
     except metadata.PackageNotFoundError:
-        advice = "windows in which the device is throttled or shared are not noticed: pip install 'steptune[cuda]'"
+        advice = "throttling and sharing of the device cannot be detected: pip install 'steptune[cuda]'"
         return [Examined(level="note", subject="device state", found="nvidia-ml-py is not installed", advice=advice)]
     return [Examined(level="ok", subject="device state", found=found)]
 
@@ -84,7 +84,7 @@ def _arithmetic(environment: Environment) -> Examined:
     slow = [name for name, rate in rates.items() if rate < 0.5 * rates["float32"]]
     verb = "is" if len(slow) == 1 else "are"
     advice = (
-        f"{' and '.join(slow)} {verb} emulated here: slower than float32, so no gain is expected of such precision"
+        f"{' and '.join(slow)} {verb} emulated on this device and slower than float32, so no gain is expected"
         if slow
         else ""
     )
@@ -115,7 +115,7 @@ def _cores() -> Examined:
     found = f"{usable} of {online}"
     if usable < online:
         return Examined(
-            level="note", subject="cores", found=found, advice="this process is limited to some of the cores"
+            level="note", subject="cores", found=found, advice="this process may use only some of the cores"
         )
     return Examined(level="ok", subject="cores", found=found)
 
@@ -129,7 +129,7 @@ def _neighbours() -> Examined:
     share = foreign_share(before, read_cpu(time.perf_counter()))
     found = f"other programs use {units.percent(share)} of the cores"
     if share > BUSY_SHARE:
-        advice = "stop other jobs: windows under load count only where too few are quiet, and intervals widen"
+        advice = "stop other jobs: windows under load count only if too few are quiet, and they widen the intervals"
         return Examined(level="problem", subject="neighbours", found=found, advice=advice)
     return Examined(level="ok", subject="neighbours", found=found)
 
@@ -146,7 +146,10 @@ def _shared_memory() -> list[Examined]:
     free = shutil.disk_usage(shared).free
     found = f"{units.memory(free)} in /dev/shm"
     if free < MIN_SHARED_MEMORY_BYTES:
-        advice = "loader workers pass batches through it and will fail: start the container with --shm-size=1g"
+        advice = (
+            "loader workers need more shared memory to pass batches, and will fail: start the container with "
+            "--shm-size=1g"
+        )
         return [Examined(level="problem", subject="shared memory", found=found, advice=advice)]
     return [Examined(level="ok", subject="shared memory", found=found)]
 

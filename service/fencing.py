@@ -60,6 +60,6 @@ def hold(session: Session, lease: Lease, study_id: str, **changes: Any) -> None:
     )
     if cast(CursorResult[Any], session.execute(held)).rowcount != 1:
         raise LeaseLostError(
-            f"worker {lease.worker_id} no longer holds study {lease.study_id} (claim {lease.fence}): its lease ended, "
-            "so another worker goes on with it, and nothing was written"
+            f"worker {lease.worker_id} no longer holds study {lease.study_id} (claim {lease.fence}): its lease "
+            "expired, another worker may continue the study, and nothing was written"
         )

@@ -54,8 +54,9 @@ def refuse_launcher(arguments: Sequence[str]) -> None:
     """
     for name in [argument for argument in arguments if Path(argument).name in LAUNCHERS]:
         raise ChoiceError(
-            f"{name} cannot be tuned as a workload: Steptune starts the ranks of its trials itself. Start Steptune "
-            f"with the launcher instead: {ADVICE}. A training script is tuned as it is by `steptune tune -- {name} …`"
+            f"{name} cannot be tuned as a workload, because Steptune starts the ranks of its trials itself. "
+            f"Start Steptune with the launcher instead: {ADVICE}. To tune a training script as it is, run "
+            f"`steptune tune -- {name} …`"
         )
 
 
@@ -70,8 +71,8 @@ def refuse_several_hosts(command: Sequence[str]) -> None:
         most = (value or following).rpartition(":")[2]
         if option in ("--nnodes", "--num_machines", "--num-machines") and most != "1":
             raise ChoiceError(
-                f"{option} {value or following}: trials of a command run on this host alone. Over several hosts tune a "
-                f"workload, by starting Steptune with the launcher: {ADVICE}"
+                f"{option} must be 1, got {value or following}: trials of a command run on this host only. To "
+                f"use several hosts, tune a workload, and start Steptune with the launcher: {ADVICE}"
             )
 
 
@@ -175,7 +176,7 @@ def refuse_isolated(level: Level) -> None:
     """
     if level.name != NONE:
         raise IsolationUnavailableError(
-            f"isolation {level.name} keeps ranks from the network that several hosts need: give --isolation {NONE}"
+            f"isolation {level.name} blocks the network between ranks, which several hosts need: use --isolation {NONE}"
         )
 
 
@@ -200,8 +201,9 @@ def check_size(launch: Launch | None, study: Study, *, reserved: bool = False) -
         begun_on = asked if asked > 1 else num_hosts
     if (begun_on, study.settings.num_ranks) != (num_hosts, num_ranks):
         raise StoreError(
-            f"study {study.study_id} has {study.settings.num_ranks} ranks on {begun_on} hosts, and this launch "
-            f"{num_ranks} on {num_hosts}: resume it with the launcher's options that it was begun with"
+            f"study {study.study_id} began with {study.settings.num_ranks} ranks on {begun_on} hosts, but this "
+            f"launch has {num_ranks} on {num_hosts}: resume the study with the launcher options of its first "
+            "launch"
         )
 
 
@@ -215,7 +217,7 @@ def num_ranks_of(launch: Launch | None, asked: int | None) -> int:
         return asked or 1
     if asked not in (None, launch.num_ranks):
         raise ChoiceError(
-            f"--ranks {asked} is not the number of ranks that were launched, {launch.num_ranks}: leave it out"
+            f"--ranks must be {launch.num_ranks}, the number of launched ranks, got {asked}: leave it out"
         )
     return launch.num_ranks
 
@@ -232,12 +234,14 @@ def num_hosts_of(launch: Launch | None, asked: int | None, *, reserved: bool = F
     if launch is not None:
         if reserved or asked not in (None, launch.num_hosts):
             raise ChoiceError(
-                "torchrun or srun has started this command, so that its hosts are the study's: leave --runner and "
-                "--num-hosts out, or start it without a launcher"
+                "torchrun or srun started this command and provides the hosts: leave out --runner and "
+                "--num-hosts, or start the command without a launcher"
             )
         return launch.num_hosts
     if (asked or 1) > 1 and not reserved:
-        raise ChoiceError(f"--num-hosts {asked} needs hosts: give --runner ray, or start Steptune with {ADVICE}")
+        raise ChoiceError(
+            f"--num-hosts {asked} needs a cluster or a launcher: use --runner ray, or start Steptune with {ADVICE}"
+        )
     return asked or 1
 
 
@@ -246,12 +250,12 @@ def _own_secret(launch: Launch) -> str:
     secret = launch.secret
     if not secret and not launch.has_store:
         raise PlatformError(
-            f"{SECRET_VARIABLE} is not set, and there is no rendezvous of torchrun to hand a secret out: "
-            f"`export {SECRET_VARIABLE}=$(openssl rand -hex 32)` in the job's script, before srun"
+            f"{SECRET_VARIABLE} is not set, and only torchrun can distribute a secret to the hosts: add `export "
+            f"{SECRET_VARIABLE}=$(openssl rand -hex 32)` to the job's script, before srun"
         )
     if secret and len(secret) < MIN_SECRET_LENGTH:
         raise PlatformError(
-            f"{SECRET_VARIABLE} has {len(secret)} characters, and {MIN_SECRET_LENGTH} at least are needed: set it to "
+            f"{SECRET_VARIABLE} must have at least {MIN_SECRET_LENGTH} characters, got {len(secret)}: set it to "
             "the output of `openssl rand -hex 32`"
         )
     return secret

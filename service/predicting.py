@@ -65,8 +65,8 @@ def predicted(store: StudyStore, study: Study, question: Question, against: Stud
     devices = question.devices if question.devices is not None else basis.cluster.devices_per_host
     if question.hosts > MAX_HOSTS or question.hosts * devices > MAX_RANKS:
         raise ChoiceError(
-            f"{question.hosts} hosts with {devices} devices are too many: a prediction is for {MAX_HOSTS} hosts and "
-            f"{MAX_RANKS} devices at most"
+            f"a prediction covers at most {MAX_HOSTS} hosts and {MAX_RANKS} devices, got {question.hosts} hosts "
+            f"with {devices} devices each"
         )
     cluster = Cluster(num_hosts=question.hosts, devices_per_host=devices, inside=inside, between=between)
     checks = checks_of(basis, study, trials, basis.cluster)
@@ -88,14 +88,19 @@ def _start(store: StudyStore, study: Study, which: str) -> tuple[str, list[str]]
     reason = why_not_predicted(complete_choices(leading[1], study.facts))
     if not reason:
         return which, []
-    return "baseline", [f"starts from today's settings: the best {reason}, which is not predicted"]
+    return "baseline", [
+        f"the prediction starts from today's settings, because the best configuration {reason}, which cannot be "
+        "predicted"
+    ]
 
 
 def _cluster_of(study: Study, given: Cluster) -> Cluster:
     """Return the cluster with the ranks and links of a study; links that it has not measured are as given."""
     environment = study.environment
     if environment is None:
-        raise ChoiceError(f"study {study.study_id} has not begun: there is nothing in it to compare with")
+        raise ChoiceError(
+            f"study {study.study_id} has not begun, so it has no trial to compare with: name another study"
+        )
     topology, hosts = environment.topology, min(environment.num_hosts, environment.num_ranks)
     inside = topology.inside if topology is not None else None
     between = topology.between if topology is not None else None

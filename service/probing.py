@@ -54,10 +54,14 @@ def measure_links(
     ranks = num_ranks or num_gpus or 2
     if num_gpus is not None and ranks > num_gpus:
         raise ChoiceError(
-            f"--ranks {ranks}: there is one device for each rank, and here {hardware.label}; --device cpu needs none"
+            f"--ranks {ranks} needs a device for each rank, but this machine has {hardware.label}: use fewer "
+            "ranks, or --device cpu"
         )
     if ranks < 2:
-        raise ChoiceError("links need at least 2 ranks: give --ranks 2, with --device cpu where there is one GPU")
+        raise ChoiceError(
+            "the number of ranks must be at least 2 to measure links: use --ranks 2, with --device cpu on a "
+            "machine with one GPU"
+        )
     known = None if remeasure else store.topology(hardware, ranks, environment.num_hosts)
     settings = Settings()
     with (

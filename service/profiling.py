@@ -198,7 +198,7 @@ def print_head(
     step = units.milliseconds(step_time_ns / 1e6)
     if problems:
         console.print(Text(f"the profile cannot be trusted: {'; '.join(problems)}", style="yellow"))
-        console.print(Text(f"{step} a step, {rate}; no verdict on what limits it, on {hardware}", style="bold"))
+        console.print(Text(f"{step} a step, {rate}, on {hardware}; no verdict on the bottleneck", style="bold"))
     else:
         events = sum(b.quality.num_events for b in breakdowns)
         console.print(Text(f"profile good: {units.counted(events, 'event')}", style="dim"))
@@ -238,7 +238,7 @@ def print_modules(console: Console, modules: Sequence[ModuleStats], num_steps: i
     """Print the modules that take most of a step."""
     if modules:
         console.print()
-        console.print(modules_table(modules[:NUM_MODULES], num_steps, "Modules, with those inside of them"))
+        console.print(modules_table(modules[:NUM_MODULES], num_steps, "Modules, including their submodules"))
 
 
 def print_memory(console: Console, memory: Sequence[MemoryStats]) -> None:
@@ -257,7 +257,7 @@ def print_findings(console: Console, findings: Sequence[Finding]) -> None:
         console.print(Text(finding.message, style="bold"))
         console.print(Padding(Text(_advice(finding), style="dim"), (0, 0, 0, 2), expand=False))
     if not findings:
-        console.print("nothing stands out: no category takes more of the step than is usual", style="dim")
+        console.print("no findings: no category takes an unusually large share of the step", style="dim")
 
 
 def _bars(breakdown: Breakdown, title: str | None) -> Table:
@@ -277,4 +277,4 @@ def _bars(breakdown: Breakdown, title: str | None) -> Table:
 def _advice(finding: Finding) -> str:
     strategies = f" ({', '.join(finding.strategies)})" if finding.strategies else ""
     gain = finding_gain(finding)
-    return f"{finding.advice}{strategies}{f'; could gain {gain}' if gain else ''}"
+    return f"{finding.advice}{strategies}{f'; gain: {gain}' if gain else ''}"

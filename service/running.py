@@ -73,7 +73,7 @@ def isolated_runner(
         resources = Resources.of_this_machine(directory, settings.study_disk_bytes, settings.study_memory_bytes)
     except OSError as error:
         raise StorageFullError(
-            f"{directory} cannot be made: {error}; free space or set STEPTUNE_DATA_DIRECTORY"
+            f"{directory} cannot be created: {error}; free space or set STEPTUNE_DATA_DIRECTORY"
         ) from None
     request = SandboxRequest(
         study_directory=directory,

@@ -96,28 +96,30 @@ def refusal_of(ended: Ended) -> str:
         )
     if not ended.records:
         return (
-            "no Python process of the command made a loader or an optimizer of torch, or ran backward: nothing trained "
-            "here. Processes that start with `python -I` or `-E`, or on other machines, are not seen"
+            "no Python process of the command created a loader or an optimizer of torch, or ran a backward "
+            "pass: nothing was trained. Steptune does not see processes that start with `python -I` or `-E`, "
+            "or that run on other machines"
         )
     record = ended.records[0]
     if record.refusal:
         return record.refusal
     if not record.num_backwards:
-        return "torch was used, but no backward pass ran in a process that Steptune sees: nothing trained"
+        return "torch was used, but no process that Steptune sees ran a backward pass: nothing was trained"
     if record.step.optimizers is None:
         return (
-            f"no period was found in {units.counted(record.num_optimizer_steps, 'optimizer step')} and "
-            f"{units.counted(record.num_backwards, 'backward pass', 'backward passes')}: the steps cannot be told apart"
+            f"no repeating pattern was found in {units.counted(record.num_optimizer_steps, 'optimizer step')} "
+            f"and {units.counted(record.num_backwards, 'backward pass', 'backward passes')}: the steps cannot "
+            "be told apart"
         )
     least, most = record.num_steps_needed
     if record.num_made > most:
         return (
-            f"the script ended after {units.counted(record.num_made, 'step')}, of which never {most} followed each "
-            "other in one period: let it train longer"
+            f"the script ended after {units.counted(record.num_made, 'step')}, but never made {most} steps of "
+            "one pattern in a row: let it train longer"
         )
     return (
-        f"the script ended after {units.counted(record.num_made, 'step')}; a recording needs {least} to {most}, "
-        "the shorter they are the more: let it train longer"
+        f"the script ended after {units.counted(record.num_made, 'step')}; a recording needs {least} to {most} "
+        "steps, more where steps are shorter: let it train longer"
     )
 
 

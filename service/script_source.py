@@ -68,21 +68,25 @@ def read_manifest(folder: Path) -> ScriptManifest:
     except (OSError, msgspec.DecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise WorkloadRejectedError(
-            f"{MANIFEST} in the archive of a script cannot be read ({reason}): send it by `steptune submit -- COMMAND`"
+            f"{MANIFEST} in the archive of a script cannot be read ({reason}): send the script with `steptune "
+            "submit -- COMMAND`"
         ) from None
     if not manifest.command:
         raise WorkloadRejectedError(f"{MANIFEST} has no command")
     name = secret_in(manifest.command)
     if name is not None:
-        raise WorkloadRejectedError(f"{name} of the command sounds like a secret, and a study shows its command")
+        raise WorkloadRejectedError(
+            f"{name} of the command sounds like a secret, and a study shows its command: let the script read it from "
+            "a file or the environment of the worker"
+        )
     check_variables(manifest.variables)
     for name in manifest.data:
         if name.startswith("/"):
             continue
         if ".." in Path(name).parts:
-            raise WorkloadRejectedError(f"data {name!r} lies outside of the script's folder: give an absolute path")
+            raise WorkloadRejectedError(f"data {name!r} is outside the script's folder: give an absolute path")
         if not manifest.data.keys().isdisjoint(map(str, Path(name).parents)):
-            raise WorkloadRejectedError(f"data {name!r} lies in other data that is named, too: leave it out")
+            raise WorkloadRejectedError(f"data {name!r} is inside another named data path: leave it out")
     return manifest
 
 
@@ -95,8 +99,8 @@ def check_variables(variables: Mapping[str, str]) -> None:
     for name, value in variables.items():
         if VARIABLE.search(name) or holds_secret(value):
             raise WorkloadRejectedError(
-                f"{name} sounds like a secret, and what is sent is stored with the study: set it in the worker's own "
-                "environment, or let the script read it from a file that the worker has"
+                f"{name} sounds like a secret, and the service stores the variables with the study: set it in "
+                "the worker's own environment, or let the script read it from a file on the worker"
             )
         if name in _OF_A_MACHINE or not _NAME.fullmatch(name):
             raise WorkloadRejectedError(
@@ -152,7 +156,7 @@ def check_packages(manifest: ScriptManifest, python: str) -> None:
     ]
     if others and not manifest.other_versions:
         raise WorkloadRejectedError(
-            f"the worker has {', '.join(others)}: install these versions there, or submit with --other-versions"
+            f"the worker has {', '.join(others)}: install the submitted versions there, or submit with --other-versions"
         )
 
 
@@ -165,13 +169,13 @@ def link_data(manifest: ScriptManifest, folder: Path) -> None:
     absent = [place for place in manifest.data.values() if not Path(place).exists()]
     if absent:
         raise WorkloadRejectedError(
-            f"the worker has no {', '.join(absent)}: mount it there, or name another with --data"
+            f"the worker has no {', '.join(absent)}: mount it there, or name another path with --data"
         )
     for name, place in manifest.data.items():
         if not name.startswith("/"):
             path = folder / name
             if path.exists():
-                raise WorkloadRejectedError(f"{name} is data, and among the sources, too: send one of them")
+                raise WorkloadRejectedError(f"{name} is both data and among the sources: leave out one of them")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.symlink_to(place)
 
@@ -180,7 +184,7 @@ def _installed(python: str, *, modules: Sequence[str] = (), names: Sequence[str]
     given = json.dumps([modules, names])
     done = subprocess.run([python, "-I", "-c", _INSTALLED], input=given, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise WorkloadRejectedError(f"{python} cannot say which packages it has: {done.stderr.strip()[-200:]}")
+        raise WorkloadRejectedError(f"{python} failed to list its packages: {done.stderr.strip()[-200:]}")
     found: dict[str, str] = json.loads(done.stdout)
     return found
 

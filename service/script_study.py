@@ -71,8 +71,9 @@ def refuse_sharded(look: Look) -> None:
     sharded = [name for name in look.script.wrappers if name in SHARDS_PARAMETERS]
     if sharded:
         raise WorkloadError(
-            f"the script shards its parameters ({sharded[0]}): a candidate could not be shown to be the same training, "
-            "because each rank sees a part of it. Write a Workload, for which Steptune shards the model itself"
+            f"the script shards its parameters ({sharded[0]}), so each rank sees only a part of them, and no "
+            "candidate can be shown to be the same training. Write a Workload, for which Steptune shards the "
+            "model itself"
         )
 
 
@@ -96,8 +97,8 @@ def check_same_script(study: Study, look: Look) -> None:
     """
     if look.script != script_of(study):
         raise StoreError(
-            f"the command of study {study.study_id} trains otherwise than when it began (another loader, optimizer or "
-            "model was recognised): its results would mix two trainings. Begin a new study"
+            f"the command of study {study.study_id} trains differently than when the study began (another "
+            "loader, optimizer or model was recognised): its results would mix two trainings. Begin a new study"
         )
 
 
@@ -109,8 +110,8 @@ def budget_left_s(budget_s: float, look_s: float) -> float:
     """
     if look_s >= budget_s:
         raise BudgetError(
-            f"the budget of {budget_s:g} s is too short: looking at the script took {look_s:.0f} s, and every trial "
-            "comes on top. Give a larger --budget"
+            f"the budget of {budget_s:g} s is too short: the inspection of the script took {look_s:.0f} s, and "
+            "every trial needs more. Give a larger --budget"
         )
     return budget_s - look_s
 
@@ -144,7 +145,7 @@ def why_nothing(choices: Choices) -> str:
     reasons |= {name: why for name, why in choices.not_here.items() if name not in reasons}
     told = [f"{name}: {why}" for name, why in reasons.items()]
     more = f"; and {len(told) - MOST_LABELS} more" if len(told) > MOST_LABELS else ""
-    return f"nothing can be tried in this script's own loop. {'; '.join(told[:MOST_LABELS])}{more}"
+    return f"no choice can be tried in this script's own loop. {'; '.join(told[:MOST_LABELS])}{more}"
 
 
 def print_choices(console: Console, choices: Choices) -> None:
@@ -162,15 +163,15 @@ def print_choices(console: Console, choices: Choices) -> None:
     names = [name for name in choices.need_workload if name not in choices.tried]
     parts = [name for name in choices.need_workload if name in choices.tried]
     words = ", ".join([*names, *(f"some of {name}" for name in parts)])
-    why = "`steptune show --all` has each reason, docs/tutorial.md the way"
+    why = "`steptune show --all` lists each reason; docs/tutorial.md shows how to write a Workload"
     console.print(Text(f"needs a Workload (another {len(choices.need_workload)}): {words}; {why}", style="dim"))
 
 
 def print_start(console: Console, look: Look) -> None:
     """Print where trials start: at the script's beginning, or from a frozen copy."""
-    words = "each starts from a frozen copy of this process, or anew where a choice needs it"
+    words = "each starts from a frozen copy of this process, or from the command's beginning where a choice needs it"
     if look.copy is None:
-        words = f"each starts the command anew: {look.why_no_copy}"
+        words = f"each starts the command from its beginning: {look.why_no_copy}"
     console.print(Text(f"trials         {words}", style="dim"))
 
 

@@ -40,8 +40,8 @@ def study_of_command(store: SqlStudyStore, command: tuple[str, ...], folder: Pat
         if is_of_it and store.recommendation(study.study_id) is not None:
             return study
     raise StudyNotFoundError(
-        f"no study of this command in {folder} has a recommendation: `steptune tune {workload_of(command)}` makes one, "
-        "and --edited FILE compares a file of your own"
+        f"no study of this command in {folder} has a recommendation: make one with `steptune tune "
+        f"{workload_of(command)}`, or compare a file of your own with --edited FILE"
     )
 
 
@@ -83,8 +83,8 @@ def changed_file(edited: Path, command: tuple[str, ...], folder: Path) -> Change
     named = [argument for argument in command if argument.endswith(".py") and (folder / argument).is_file()]
     if len(named) != 1 or Path(named[0]).is_absolute():
         raise ChoiceError(
-            f"--edited takes the place of the script that the command names, which names {len(named)} Python files of "
-            f"{folder}: write exactly one, by its path in this folder"
+            "--edited replaces the script of the command, which must name exactly one Python file by its path "
+            f"in {folder}, got {len(named)}"
         )
     candidate = Candidate(choices={"edited": {"file": str(edited)}})
     return Changed(start=Start(command=command, texts={named[0]: text}), candidate=candidate, choices={})
@@ -120,7 +120,7 @@ def print_script_verification(
     console.print(f"own loss   {found.reason}", style="green" if found.same else "red")
     console.print(f"runs       {found.runs}", style="dim")
     if found.missing:
-        console.print(f"not made   {', '.join(found.missing)}: the script never came to it", style="yellow")
+        console.print(f"not made   {', '.join(found.missing)}: the script did not reach this code", style="yellow")
 
 
 def recommendation_of(store: SqlStudyStore, study: Study) -> Recommendation:

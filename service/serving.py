@@ -60,7 +60,7 @@ def run(settings: Settings) -> None:
     sys.stderr.write(_greeting(settings, listener))
     if is_plain_and_public(settings):
         sys.stderr.write(
-            f"warning: others reach {settings.host}, and tokens travel as plain text over http: put a proxy with "
+            f"warning: other machines can reach {settings.host}, and http sends tokens as plain text: put a proxy with "
             "TLS in front and set STEPTUNE_PUBLIC_URL to its https address, or listen on 127.0.0.1\n"
         )
     if not settings.insecure_no_auth:
@@ -103,14 +103,14 @@ def prepare(settings: Settings) -> None:
         check_schema(engine)
         if is_superuser(engine):
             sys.stderr.write(
-                "warning: the database's role is a superuser, who can run programs on the database's host: give the "
-                "service a role of its own that only owns its database\n"
+                "warning: the database's role is a superuser, which can run programs on the database's host: give the "
+                "service a role of its own that owns only its database\n"
             )
         token = None if settings.insecure_no_auth else first_admin_token(engine, days=settings.token_days)
     finally:
         engine.dispose()
     if token is not None:
-        ends = f"shown this once, good for {settings.token_days:g} days"
+        ends = f"shown only once, valid for {settings.token_days:g} days"
         sys.stderr.write(f"The first administrator's token, {ends}:\n{token}\n")
 
 
@@ -183,8 +183,8 @@ def listen(settings: Settings) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ChoiceError(
-            f"{settings.host} port {settings.port} cannot be listened on: {error.strerror}; name others with --host "
-            "and --port"
+            f"the service cannot listen on {settings.host} port {settings.port}: {error.strerror}; name others "
+            "with --host and --port"
         ) from None
     return listener
 
@@ -204,7 +204,7 @@ def _listen_privately(path: Path) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ChoiceError(
-            f"{path} cannot be listened on: {error.strerror or error}; name another with --unix-socket"
+            f"the service cannot listen on {path}: {error.strerror or error}; name another with --unix-socket"
         ) from None
     return listener
 

@@ -114,9 +114,13 @@ def check_writable(folder: Path) -> None:
     """
     present = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not present.is_dir():
-        raise StoreError(f"{folder} cannot hold the results: {present} is not a folder; name another with --output")
+        raise StoreError(
+            f"{folder} cannot hold the results: {present} is not a folder; name another folder with --output"
+        )
     if not os.access(present, os.W_OK | os.X_OK):
-        raise StoreError(f"{folder} cannot hold the results: {present} may not be written; name another with --output")
+        raise StoreError(
+            f"{folder} cannot hold the results: this user may not write to {present}; name another folder with --output"
+        )
 
 
 def check_unchanged(study: Study) -> None:
@@ -282,7 +286,7 @@ def check_kept(kind: str, packed: Path) -> None:
             deque[object](reader(cast(BinaryIO, file)), maxlen=0)
         except ValueError as error:
             raise FileReplacedError(
-                f"the {kind} cannot be kept: {error}; user code has written something else"
+                f"the {kind} is invalid and is not stored: {error}; user code has overwritten it"
             ) from None
 
 
@@ -305,13 +309,11 @@ def compressed(directory: Path, path: Path, *, last_bytes: int | None = None) ->
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise FileReplacedError(
-            f"{path} cannot be kept: {error.strerror}; user code has put something else there"
-        ) from None
+        raise FileReplacedError(f"{path} cannot be stored: {error.strerror}; user code has replaced it") from None
     with source, tempfile.NamedTemporaryFile(dir=directory.parent, prefix="trace-", suffix=".gz") as sink:
         size = os.fstat(source.fileno()).st_size
         if last_bytes is None and size > MAX_KEPT_BYTES:
-            raise FileReplacedError(f"{path} has {size:,} bytes, and at most {MAX_KEPT_BYTES:,} are kept")
+            raise FileReplacedError(f"{path} has {size:,} bytes, but at most {MAX_KEPT_BYTES:,} are stored")
         if last_bytes is not None:
             source.seek(max(0, source.seek(0, os.SEEK_END) - last_bytes))
         with gzip.GzipFile("", "wb", COMPRESSION, sink, mtime=0) as file:

@@ -221,7 +221,7 @@ def _shown(file: BinaryIO) -> TraceAnalysis:
     *ranks, rest = (_device_lanes_only(part) if number else part for number, part in parts)
     analysis = replace(cast(TraceAnalysis, rest), ranks=tuple(cast(list[RankAnalysis], ranks)))
     if not ranks:
-        raise ValueError("it belongs to no rank")
+        raise ValueError("the analysis contains no rank")
     front = analysis.ranks.index(main_rank(analysis))
     if front == 0:
         return analysis

@@ -96,7 +96,9 @@ def receive(source: BinaryIO, file_name: str, entry: str, folder: Path) -> Uploa
     """
     is_file = file_name.endswith(".py")
     if is_file and not _FILE_NAME.fullmatch(file_name):
-        raise WorkloadRejectedError(f"{file_name!r} is no name of a module: letters, digits and underscores, then .py")
+        raise WorkloadRejectedError(
+            f"{file_name!r} is not a module name: use letters, digits and underscores, then .py"
+        )
     path = folder / "upload"
     digest = _copy(source, path)
     root = folder / "content"
@@ -130,17 +132,19 @@ def _entry(root: Path, entry: str) -> str:
         return found[0]
     if not found:
         raise WorkloadRejectedError(
-            "no class in it looks like a workload: name one with `entry`, like train.py:MyWorkload"
+            "the upload has no class that looks like a workload: name one with `entry`, like train.py:MyWorkload"
         )
     shown = ", ".join(found[:_SHOWN])
-    raise WorkloadRejectedError(f"it has {len(found)} workloads ({shown}): name one with `entry`")
+    raise WorkloadRejectedError(f"the upload has {len(found)} workloads ({shown}): name one with `entry`")
 
 
 def _script_entry(root: Path, entry: str) -> str:
     """Return the command of the script below `root`."""
     command = read_manifest(root).command
     if workload_of(command) != entry:
-        raise WorkloadRejectedError(f"`entry` is {entry!r}, and the archive is of {workload_of(command)!r}")
+        raise WorkloadRejectedError(
+            f"`entry` must be the command in the archive, {workload_of(command)!r}, got {entry!r}"
+        )
     return entry
 
 
@@ -151,7 +155,7 @@ def _check_entry(root: Path, entry: str) -> None:
     if not colon or not file.endswith(".py") or not parts:
         raise WorkloadRejectedError(f"`entry` is {entry!r}; write it like folder/train.py:MyWorkload")
     if ":" in query:
-        raise WorkloadRejectedError(f"the arguments of `entry` hold a colon ({query!r}): write it as %3A there")
+        raise WorkloadRejectedError(f"the arguments of `entry` contain a colon ({query!r}): write it as %3A")
     source = root.joinpath(*parts)
     if source.is_file():
         check_source_size(source, file)

@@ -63,4 +63,6 @@ def print_verification(console: Console, verification: Verification) -> None:
     console.print(table)
     faster = units.ratio(verification.recommended_units_per_s / verification.baseline_units_per_s)
     style = "green" if verification.same else "red"
-    console.print(f"\n{verification.reason}; the recommendation trained at {faster} the speed", style=style)
+    console.print(
+        f"\n{verification.reason}; the recommendation trained at {faster} the speed of the baseline", style=style
+    )

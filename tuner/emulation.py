@@ -34,7 +34,8 @@ def num_emulated_hosts() -> int:
     num_hosts = _number(HOSTS_VARIABLE, "hosts", len(networks) or 1)
     if networks and num_hosts != len(networks):
         raise PlatformError(
-            f"{HOSTS_VARIABLE} is {num_hosts}, but {NETWORKS_VARIABLE} names {len(networks)} networks: unset the first"
+            f"{HOSTS_VARIABLE} is {num_hosts}, but {NETWORKS_VARIABLE} names {len(networks)} networks: unset "
+            f"{HOSTS_VARIABLE}"
         )
     return num_hosts
 
@@ -69,8 +70,8 @@ def ranks_per_device(num_visible: int) -> int:
         return 1
     if num_devices % num_visible:
         raise PlatformError(
-            f"{DEVICES_VARIABLE} is {num_devices}, and {num_visible} GPUs are visible, which are shared by equally "
-            f"many ranks: set it to a multiple of {num_visible}, or unset it"
+            f"{DEVICES_VARIABLE} must be a multiple of the number of visible GPUs, got {num_devices} with "
+            f"{num_visible} visible: set it to a multiple of {num_visible}, or unset it"
         )
     return num_devices // num_visible
 
@@ -82,11 +83,13 @@ def refuse_parts(why: str) -> None:
         PlatformError: The variable is set.
     """
     if DEVICES_VARIABLE in os.environ:
-        raise PlatformError(f"{DEVICES_VARIABLE} is set, and {why}: unset it")
+        raise PlatformError(f"{DEVICES_VARIABLE} is set, but {why}: unset it")
 
 
 def _number(variable: str, what: str, otherwise: int) -> int:
     text = os.environ.get(variable, str(otherwise))
     if not text.isdecimal() or (int(text) < 1 and variable in os.environ):
-        raise PlatformError(f"{variable} is {text!r}, not a number of {what}: set it to 2, say, or unset it")
+        raise PlatformError(
+            f"{variable} must be a number of {what} of at least 1, got {text!r}: set it to 2, for example, or unset it"
+        )
     return int(text)

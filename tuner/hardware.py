@@ -31,8 +31,8 @@ SUPPORTED_PYTHONS = ((3, 11), (3, 12))
 SUPPORTED_TORCH = ((2, 11), (2, 14))
 """Supported torch versions: from the first, below the second."""
 NO_TORCH = (
-    "torch is not installed, and this needs torch >= 2.11, < 2.14: pip install 'steptune[torch]', or the build for "
-    "your devices as https://pytorch.org/get-started/locally says"
+    "torch is not installed, but torch >= 2.11, < 2.14 is required: run pip install 'steptune[torch]', or install "
+    "the build for your devices from https://pytorch.org/get-started/locally"
 )
 DEVICE_KINDS = ("cpu", "cuda")
 CORES_VARIABLE = "STEPTUNE_CORES"
@@ -166,7 +166,7 @@ def checked_device(wanted: str | None) -> str:
         ChoiceError: The kind is unknown, or this machine has no such device.
     """
     if wanted and wanted not in DEVICE_KINDS:
-        raise ChoiceError(f"no kind of device is called {wanted!r}: give one of {', '.join(DEVICE_KINDS)}")
+        raise ChoiceError(f"unknown kind of device {wanted!r}: use one of {', '.join(DEVICE_KINDS)}")
     if wanted == "cuda" and default_device() != "cuda":
         raise ChoiceError("torch finds no CUDA device here: leave --device out, or give --device cpu")
     return wanted or default_device()

@@ -106,8 +106,8 @@ class Objective:
         check_device(self, hardware.device_kind)
         if self.kind == ENERGY and num_ranks > 1:
             raise ChoiceError(
-                f"objective energy needs one rank, whose device is read: with {num_ranks} ranks choose throughput, "
-                "steps:N or cost:PRICE"
+                "objective energy requires one rank, because it reads the power of one device, got "
+                f"{num_ranks}: use one rank, or choose throughput, steps:N or cost:PRICE"
             )
 
     def figure(self, rate: float, *, unit: SampleUnit, units_per_step: float, num_devices: int) -> str:
@@ -148,7 +148,7 @@ class Objective:
             missing = Failure(
                 kind=FailureKind.UNSUPPORTED,
                 phase=Phase.MEASURE,
-                message="the driver does not tell the power of the device, so its energy cannot be measured",
+                message="the driver does not report the power of the device, so its energy cannot be measured",
             )
             return replace(result, failure=result.failure or missing)
         windows = tuple(
@@ -188,7 +188,11 @@ def parse_objective(text: str) -> Objective:
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value > 0) or (kind == STEPS and value != int(value)):
-        wanted = "a whole number of steps above 0, as steps:20000" if kind == STEPS else "a price above 0, as cost:2.5"
+        wanted = (
+            "a whole number of steps above 0, such as steps:20000"
+            if kind == STEPS
+            else "a price above 0, such as cost:2.5"
+        )
         raise ChoiceError(f"objective {text!r}: write {wanted}")
     return Objective(kind, value)
 
@@ -201,8 +205,8 @@ def check_device(objective: Objective, device: str | None) -> None:
     """
     if objective.kind == ENERGY and device == "cpu":
         raise ChoiceError(
-            "objective energy needs a CUDA device, whose driver tells its power: on a CPU choose throughput, steps:N "
-            "or cost:PRICE"
+            "objective energy requires a CUDA device whose driver reports its power: on a CPU choose throughput, "
+            "steps:N or cost:PRICE"
         )
 
 

@@ -71,7 +71,7 @@ def parse_time(text: str) -> datetime:
     except ValueError:
         time = datetime.min
     if time.tzinfo is None:
-        raise StoreError(f"{text!r} is not a time with a zone; write it like 2026-11-21T12:00:00+00:00")
+        raise StoreError(f"{text!r} is not a time with a time zone: write it like 2026-11-21T12:00:00+00:00")
     return time.astimezone(UTC)
 
 
@@ -102,7 +102,7 @@ def in_order(decisions: Sequence[Decision]) -> list[Decision]:
     ordered = sorted(decisions, key=lambda decision: decision.sequence)
     for first, second in itertools.pairwise(ordered):
         if first.sequence == second.sequence:
-            raise StoreError(f"two decisions have the number {first.sequence}; number them in the order of the search")
+            raise StoreError(f"two decisions have the number {first.sequence}: number them in the order of the search")
     return ordered
 
 
@@ -124,9 +124,9 @@ def only_match(text: str, matches: Sequence[str], newest: Sequence[str]) -> str:
         return matches[0]
     if matches:
         shown = ", ".join(sorted(matches)[:NUM_IDS_SHOWN])
-        raise StudyNotFoundError(f"{text!r} fits {len(matches)} studies ({shown}): write more of the id")
+        raise StudyNotFoundError(f"{text!r} matches {len(matches)} studies ({shown}): write more of the id")
     if not newest:
-        raise StudyNotFoundError(f"there is no study {text!r}, nor any other yet: `steptune tune` starts one")
+        raise StudyNotFoundError(f"there is no study {text!r}, and no other study yet: start one with `steptune tune`")
     ends = (end for known in newest for end in (known, known[-len(text) :], known[: len(text)]))
     close = near(text, ["last", *ends]) if text else []
     meant = f": did you mean {close[0]!r}?" if close else ""
@@ -144,8 +144,8 @@ def study_repeated(study_id: str) -> StoreError:
 
 def trial_repeated(trial: Trial) -> StoreError:
     return StoreError(
-        f"trial {trial.trial_id!r}, number {trial.sequence} of study {trial.study_id!r}, cannot begin: "
-        "its id or its number is taken; does another process run this study?"
+        f"trial {trial.trial_id!r}, number {trial.sequence} of study {trial.study_id!r}, cannot begin, because its "
+        "id or number is already in use: check whether another process runs this study"
     )
 
 
@@ -161,4 +161,4 @@ def completion_refused(trial_id: str, state: TrialState | None) -> StoreError:
     """Return the error for a result that cannot be recorded; `state` is None for an unknown trial."""
     if state is None:
         return unknown_trial(trial_id)
-    return StoreError(f"trial {trial_id!r} is {state.value} already; a result is recorded once, for a running trial")
+    return StoreError(f"trial {trial_id!r} is already {state.value}: a result is recorded once, for a running trial")

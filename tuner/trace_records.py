@@ -385,7 +385,7 @@ class Lane(Record):
             raise ValueError("the columns of a lane must be equally long")
         for index, table in ((self.name, self.names), (self.category, self.categories)):
             if index and not 0 <= min(index) <= max(index) < len(table):
-                raise ValueError(f"a lane refers to number {max(index)} of a table of {len(table)}")
+                raise ValueError(f"a lane refers to entry {max(index)} of a table with {len(table)} entries")
 
 
 class LaneTile(Record):

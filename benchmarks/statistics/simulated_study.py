@@ -53,6 +53,7 @@ class Machine:
     log_gains: dict[str, float]
     in_turns: bool
     measure: MeasureSettings = field(default_factory=MeasureSettings)
+    elapsed_s: float = 0.0
     _count: int = 0
 
     def together(self, candidates: list[Candidate]) -> list[list[Candidate]]:
@@ -62,6 +63,7 @@ class Machine:
         self, candidates: list[Candidate], purposes: list[Purpose], replicate: int, longest_s: float | None = None
     ) -> list[TrialResult]:
         self._count += 1
+        self.elapsed_s += MIN_CAP_S
         phase = "confirm" if purposes[0] is Purpose.CONFIRM else f"search {self._count}"
         arms = [int(c.choices["arm"]["number"]) if c.choices else 0 for c in candidates]
         return [
@@ -125,7 +127,7 @@ def confirmed(case: Case, noise: Noise, seed: int) -> tuple[list[Finalist], dict
     settings = StudySettings(confirm_blocks=case.blocks, num_finalists=case.finalists, seed=seed)
     groups = machine.together([BASELINE, *search.finalists(case.finalists)])
     left_s = (case.blocks + 0.5) * MIN_CAP_S * len(groups)
-    run = ConfirmationRun(search, machine, ledger(), settings, view(left_s), place="")  # type: ignore[arg-type]
+    run = ConfirmationRun(search, machine, ledger(), settings, View(machine, left_s), place="")  # type: ignore[arg-type]
     run.run()
     return run.judged(), log_gains
 
@@ -139,5 +141,21 @@ def ledger() -> Any:
     )
 
 
-def view(left_s: float) -> Any:
-    return SimpleNamespace(left_s=left_s, elapsed_s=0.0, budget_s=1.0, num_trials=0, say=lambda **changes: None)
+class View:
+    """Time of the study: all starts take as long as the shortest ones do."""
+
+    def __init__(self, machine: Machine, left_s: float) -> None:
+        self._machine = machine
+        self.budget_s = machine.elapsed_s + left_s
+        self.num_trials = 0
+
+    @property
+    def elapsed_s(self) -> float:
+        return self._machine.elapsed_s
+
+    @property
+    def left_s(self) -> float:
+        return self.budget_s - self.elapsed_s
+
+    def say(self, **changes: str) -> None:
+        """Nobody listens."""

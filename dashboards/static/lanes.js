@@ -81,7 +81,7 @@
 
     async get(query) {
       const answer = await steptune.call("GET", `${this.path}${query}`);
-      if (!answer.ok) throw new Error(answer.status === 404 ? "no timeline was kept" : `the service answered ${answer.status}`);
+      if (!answer.ok) throw new Error(answer.status === 404 ? "the profile has no timeline" : `the service answered ${answer.status}`);
       return answer.json();
     }
 

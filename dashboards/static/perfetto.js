@@ -16,7 +16,7 @@
       };
       const timer = setInterval(() => {
         if (tab.closed) { stop(); reject(new Error("its tab was closed")); return; }
-        if (Date.now() - began > PATIENCE_MS) { stop(); reject(new Error("it does not answer; is there no network?")); return; }
+        if (Date.now() - began > PATIENCE_MS) { stop(); reject(new Error("it does not answer; check the network connection")); return; }
         tab.postMessage("PING", PERFETTO);
       }, ASK_MS);
       const stop = () => { clearInterval(timer); removeEventListener("message", hear); };
@@ -44,9 +44,9 @@
     try {
       const [{buffer, title, fileName}] = await Promise.all([read(), whenReady(tab)]);
       tab.postMessage({perfetto: {buffer, title, fileName, keepApiOpen: false}}, PERFETTO, [buffer]);
-      says.textContent = "Perfetto has it.";
+      says.textContent = "The trace is open in Perfetto.";
     } catch (error) {
-      says.textContent = `Perfetto could not be given the trace: ${error.message}. Download it and open it there.`;
+      says.textContent = `The trace could not be passed to Perfetto: ${error.message}. Download the trace and open it there.`;
     }
   }
 

@@ -62,7 +62,7 @@
         : await steptune.call("POST", `${study}/${button.dataset.action}`);
       if (!answer.ok) say((await answer.json()).detail);
       else if (deletes) location.assign(`${steptune.base}/`);
-      else { say("asked for; a running study stops soon"); steptune.refresh(); }
+      else { say("requested; a running study stops soon"); steptune.refresh(); }
     } catch (error) {
       say(`the service cannot be reached: ${error.message}`);
     } finally {

@@ -10,7 +10,7 @@
       if (!answer.ok) throw new Error(`the service answered ${answer.status}`);
       text.textContent = await answer.text();
       text.hidden = false;
-      says.textContent = text.textContent ? "The end of what its processes printed." : "Its processes printed nothing.";
+      says.textContent = text.textContent ? "The end of the output of the trial's processes." : "The trial's processes printed nothing.";
       text.scrollTop = text.scrollHeight;
     } catch (error) {
       details.loaded = false;

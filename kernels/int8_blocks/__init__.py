@@ -54,5 +54,5 @@ def mean_of(payload: Tensor, scales: Tensor) -> Tensor:
 def _checked(rows: Tensor) -> tuple[int, int]:
     num_rows, length = rows.shape
     if length & (length - 1) or not length:
-        raise ValueError(f"blocks need a power of two of numbers, not {length}")
+        raise ValueError(f"the length of a block must be a power of two, got {length}")
     return num_rows, length

@@ -14,7 +14,7 @@ from steptune.kernels.lamb import Settings
 from steptune.kernels.multi_tensor import prepare
 from steptune.kernels.multi_tensor.optimizers import Kind, Part, Rule, all_of, rate
 
-WHAT = "LAMB, of timm, torch_optimizer or Steptune, as the optimizer"
+WHAT = "the optimizer LAMB from timm, torch_optimizer or Steptune"
 OPERATORS = ("lamb_moments", "lamb_update")
 STATES = ("exp_avg", "exp_avg_sq")
 
@@ -29,7 +29,7 @@ def _decays(group: Mapping[str, Any]) -> dict[str, float]:
 
 def _refuse_timm(optimizer: Any) -> str:
     if any(group.get("caution") for group in optimizer.param_groups):
-        return "caution=True masks the update by its sign, which the kernel does not"
+        return "caution=True masks the update by its sign, which the kernel does not support"
     return ""
 
 

@@ -12,7 +12,7 @@ from steptune.kernels import lars
 from steptune.kernels.lars import Settings
 from steptune.kernels.multi_tensor.optimizers import Kind, Part, Rule, all_of, rate
 
-WHAT = "LARS, of timm or Steptune, as the optimizer"
+WHAT = "the optimizer LARS from timm or Steptune"
 OPERATORS = ("lars_update",)
 
 

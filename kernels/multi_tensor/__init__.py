@@ -72,7 +72,7 @@ def reason_against(parameters: Sequence[Tensor]) -> str:
         if parameter.dtype not in DTYPES:
             return f"requires float32, float16 or bfloat16 parameters, not {parameter.dtype}"
         if parameter.stride() != dense_strides(parameter):
-            return f"requires parameters without gaps in memory; one of shape {tuple(parameter.shape)} has some"
+            return f"requires parameters without gaps in memory; one of shape {tuple(parameter.shape)} has gaps"
     return ""
 
 
@@ -88,7 +88,7 @@ def laid_out_like(value: Tensor, parameter: Tensor) -> Tensor:
         RuntimeError: The value is sparse.
     """
     if value.layout is not torch.strided:
-        raise RuntimeError("requires dense gradients: make the embedding with sparse=False")
+        raise RuntimeError("requires dense gradients: create the embedding with sparse=False")
     if value.stride() == parameter.stride() and value.dtype == parameter.dtype:
         return value
     return torch.empty_like(parameter, memory_format=torch.preserve_format).copy_(value)
@@ -106,7 +106,9 @@ def prepare(tensors: Sequence[Sequence[Tensor]], settings: Sequence[tuple[float,
     """
     device = tensors[0][0].device
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError("multi-tensor LAMB and LARS cannot be captured in a CUDA graph: step outside of it")
+        raise RuntimeError(
+            "multi-tensor LAMB and LARS cannot be captured in a CUDA graph: run the optimizer step outside the graph"
+        )
     chunks = tuple(-(-own[0].numel() // CHUNK) for own in tensors)
     first = (0, *itertools.accumulate(chunks))
     numbers = {id(own): own for own in settings}

@@ -93,10 +93,10 @@ class Rule:
         kind = self.kinds.get(_name_of(cls))
         if kind is None:
             known = ", ".join(sorted(self.kinds))
-            return f"{_name_of(cls)} is not an implementation that the kernel knows ({known})"
+            return f"the kernel does not support {_name_of(cls)} (supported: {known})"
         unknown = sorted({key for group in optimizer.param_groups for key in group} - kind.options - _COMMON)
         if unknown:
-            return f"{_name_of(cls)} has options that the kernel does not know: {', '.join(unknown)}"
+            return f"{_name_of(cls)} has options that the kernel does not support: {', '.join(unknown)}"
         return (
             kind.refusal(optimizer)
             or reason_against([p for group in optimizer.param_groups for p in group["params"]])
@@ -133,8 +133,8 @@ class Rule:
             worst = max(float((first - second).detach().abs().max()) for first, second in pairs)
             if not worst <= TOLERANCE:
                 return (
-                    f"{_name_of(type(optimizer))} computes something else than the kernel: step {number + 1} of a "
-                    f"trial differs by {worst:.3g}"
+                    f"{_name_of(type(optimizer))} and the kernel compute different updates: step {number + 1} of "
+                    f"a trial run differs by {worst:.3g}"
                 )
         return ""
 

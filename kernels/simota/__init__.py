@@ -79,7 +79,7 @@ def assign(
         ("top", top, MAX_TOP),
     ):
         if size > most:
-            raise ValueError(f"SimOTA needs at most {most} for {name} of an image, not {size}")
+            raise ValueError(f"SimOTA supports at most {most} {name} per image, got {size}")
     if not num_candidates or not num_boxes:
         return torch.full(objectness_bm.shape, -1, dtype=torch.int64, device=objectness_bm.device)
     found: Tensor = _assign(

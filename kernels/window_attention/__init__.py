@@ -27,9 +27,12 @@ def unsupported(geometry: Geometry, channels: int, heads: int, dtype: torch.dtyp
     """Return why the kernel cannot run an attention layer; None where it can."""
     head_dim, rest = divmod(channels, heads)
     if rest or head_dim not in HEAD_DIMS:
-        return f"needs heads of {', '.join(map(str, HEAD_DIMS))} channels; this layer has {channels} in {heads} heads"
+        return (
+            f"requires heads of {', '.join(map(str, HEAD_DIMS))} channels; this layer has {channels} channels in "
+            f"{heads} heads"
+        )
     if geometry.num_tokens > MAX_TOKENS:
-        return f"needs windows of at most {MAX_TOKENS} tokens; this layer's have {geometry.num_tokens}"
+        return f"requires windows of at most {MAX_TOKENS} tokens; this layer's windows have {geometry.num_tokens}"
     if dtype not in DTYPES:
         return f"needs float32, float16 or bfloat16, not {dtype}"
     return None

@@ -30,9 +30,9 @@ class Geometry:
             ("columns", self.columns, self.shift_columns),
         ):
             if size < 1:
-                raise ValueError(f"a window needs at least one of {name}, not {size}")
+                raise ValueError(f"the number of {name} in a window must be at least 1, got {size}")
             if not 0 <= shift < size:
-                raise ValueError(f"the shift of {name} must be in [0, {size}), not {shift}")
+                raise ValueError(f"the shift of {name} must be in [0, {size}), got {shift}")
 
     @property
     def num_tokens(self) -> int:

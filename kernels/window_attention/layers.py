@@ -25,9 +25,9 @@ def reason_against(
     modules.
     """
     if any(type(p) is not torch.nn.Linear for p in projections):
-        return "the projection to queries, keys and values is no plain Linear module"
+        return "the projection to queries, keys and values must be a plain torch.nn.Linear"
     if any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in bypassed):
-        return "hooks watch the calls of a module that the kernel goes around"
+        return "hooks are attached to a module that the kernel bypasses"
     channels = sum(p.out_features for p in projections) // 3
     return unsupported(geometry, channels, heads, projections[0].weight.dtype)
 
@@ -36,7 +36,10 @@ def scale_reason(logit_scale: Tensor) -> str | None:
     """Return why the scale of a cosine attention is too large for the published mask; None where it is not."""
     scale = float(cosine_scale(logit_scale.detach()).max())
     if scale > LARGEST_SCALE:
-        return f"the scale of its cosines is {scale:.3g}, and masked scores would count in the published attention"
+        return (
+            f"the scale of the cosine attention must be at most {LARGEST_SCALE:g}, got {scale:.3g}: above it, "
+            "masked scores count in the published attention"
+        )
     return None
 
 

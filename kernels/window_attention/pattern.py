@@ -27,7 +27,7 @@ from steptune.kernels.window_attention.layers import (
     scale_reason,
 )
 
-WHAT = "Swin's shifted-window attention, of timm, torchvision or transformers"
+WHAT = "Swin's shifted-window attention from timm, torchvision or transformers"
 OPERATORS = (
     "window_attention_forward",
     "window_attention_backward",

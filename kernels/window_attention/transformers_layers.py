@@ -29,7 +29,7 @@ def look(layer: Any) -> str | None:
     attention = layer.attention
     names = ("q_proj", "k_proj", "v_proj", "o_proj", "relative_position_bias")
     if not all(hasattr(attention, name) for name in names) or not hasattr(layer, "mlp"):
-        return "requires transformers 5.20 or newer: Swin is laid out otherwise here"
+        return "requires transformers 5.20 or newer: the installed version structures Swin differently"
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     bypassed = (attention, *projections, attention.relative_position_bias)
     return reason_against(_geometry(layer), attention.num_attention_heads, projections, bypassed)

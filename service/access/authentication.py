@@ -130,8 +130,8 @@ class Access:
         """
         if _method(request) not in SAFE_METHODS and not self.proxies.is_same_origin(request):
             raise CrossSiteRequestError(
-                "the browser says that this request comes from another site: send it from this service's own pages "
-                "(behind a proxy, set public_url to how browsers reach the service)"
+                "the browser reports that this request comes from another site: send the request from this "
+                "service's own pages (behind a proxy, set public_url to the address that browsers use)"
             )
 
     def login_with_token(self, request: HTTPConnection, text: str) -> Login:
@@ -224,7 +224,7 @@ class Access:
     def _check_proxy_agrees(self, request: HTTPConnection, principal: Principal) -> None:
         name = self.proxies.user_name(request)
         if name is not None and principal.token_id is None and name != principal.name:
-            raise NotAuthenticatedError("another user has logged in at the proxy: log in again")
+            raise NotAuthenticatedError("the proxy now reports another user than this session: log in again")
 
     @functools.cached_property
     def _local(self) -> Principal:
@@ -250,8 +250,8 @@ def check_csrf(cookie: str, csrf_token: str | None) -> None:
     if csrf_token is None or not equal(csrf_token_for(cookie), csrf_token):
         found = "no" if csrf_token is None else "a wrong"
         raise CrossSiteRequestError(
-            f"the request has {found} CSRF token: send what GET /api/v1/session gives as `csrf_token` "
-            "in the header X-CSRF-Token, or in the form field csrf_token"
+            f"the request has {found} CSRF token: send the `csrf_token` from GET /api/v1/session in the header "
+            "X-CSRF-Token, or in the form field csrf_token"
         )
 
 

@@ -37,7 +37,7 @@ class Concurrency:
                 self._open[key] += 1
                 return
         raise TooManyRequestsError(
-            f"{self._limit} {self._what} are open already, as many as {self._setting} allows: end some, or wait",
+            f"the limit of {self._limit} concurrent {self._what} is reached ({self._setting}): end some, or wait",
             headers={"Retry-After": str(RETRY_AFTER_S)},
             members={"limit": self._limit, "setting": self._setting},
         )

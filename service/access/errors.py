@@ -34,7 +34,7 @@ class AccessError(SteptuneError):
 
     status = 403
     code = "forbidden"
-    title = "This is not allowed"
+    title = "The request is not allowed"
 
     def __init__(
         self, detail: str, *, headers: dict[str, str] | None = None, members: dict[str, Any] | None = None
@@ -66,8 +66,8 @@ class MissingScopeError(AccessError):
 
     def __init__(self, scope: Scope, held: str) -> None:
         super().__init__(
-            f"this needs the scope `{scope}`, and what was sent has `{held or 'none'}`: "
-            f"use a token with it, or ask an administrator for one",
+            f"this operation needs the scope `{scope}`, and the token or session has `{held or 'none'}`: use a "
+            "token with that scope, or ask an administrator for one",
             headers={"WWW-Authenticate": f'{REALM}, error="insufficient_scope", scope="{scope}"'},
             members={"required_scope": scope.value},
         )
@@ -77,7 +77,7 @@ class CrossSiteRequestError(AccessError):
     """A browser's request does not prove that it comes from one of our own pages."""
 
     code = "cross-site-request"
-    title = "The request does not prove to come from this service's own pages"
+    title = "The request is not proven to come from this service's own pages"
 
 
 class HostRefusedError(AccessError):

@@ -58,8 +58,8 @@ class LoginCodes:
                 self._sha256 = ""
         if not right:
             raise NotAuthenticatedError(
-                "the login code is wrong, was used, or is older than ten minutes: restart `steptune serve` on a "
-                "terminal for a new one, or log in with a token",
+                "the login code is wrong, has been used, or is older than ten minutes: restart `steptune "
+                "serve` on a terminal for a new one, or log in with a token",
                 token_sent=True,
             )
         return self._user_id

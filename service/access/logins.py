@@ -25,7 +25,7 @@ def principal_named(users: UserStore, settings: AccessSettings, name: str) -> Pr
     """
     if name in OWN_NAMES:
         raise NotAuthenticatedError(
-            f"the name {name!r} belongs to the service itself: log in with a token", token_sent=True
+            f"the name {name!r} is reserved for the service: log in with a token", token_sent=True
         )
     user, is_new = _user_named(users, settings, name)
     return principal_of(user, is_new=is_new)
@@ -54,7 +54,8 @@ def _user_named(users: UserStore, settings: AccessSettings, name: str) -> tuple[
         return users.named(name), False
     if not settings.new_user_scopes.strip():
         raise NotAuthenticatedError(
-            f"no user is called {name!r}: an administrator makes users with `steptune user create`", token_sent=True
+            f"no user is called {name!r}: ask an administrator to create one with `steptune user create`",
+            token_sent=True,
         )
     try:
         with suppress(NameTakenError):  # another request of theirs was faster

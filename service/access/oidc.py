@@ -89,14 +89,16 @@ class OidcProvider:
             LoginError: The provider's answer cannot be used.
         """
         if not equal(answer.get("state", ""), pending.state):
-            raise NotAuthenticatedError("the answer belongs to another login: begin again at /login", token_sent=True)
+            raise NotAuthenticatedError(
+                "the provider's answer belongs to another login: begin again at /login", token_sent=True
+            )
         if "iss" in answer and answer["iss"] != self._issuer:
             raise NotAuthenticatedError(
-                "the answer comes from another provider: begin again at /login", token_sent=True
+                "the answer comes from another identity provider: begin again at /login", token_sent=True
             )
         if "code" not in answer:
             reason = answer.get("error", "no code")[:100]
-            raise NotAuthenticatedError(f"the provider did not log anybody in ({reason!r})")
+            raise NotAuthenticatedError(f"the identity provider reported no login ({reason!r}): begin again at /login")
         id_token = self._exchange(answer["code"], pending.verifier, redirect_uri)
         return self._user_name(self._checked_claims(id_token, pending.nonce))
 
@@ -111,7 +113,9 @@ class OidcProvider:
                     redirect_uri=redirect_uri,
                 )
         except OAuthError as error:
-            raise NotAuthenticatedError(f"the provider rejected the code that it issued ({error.error!r})") from error
+            raise NotAuthenticatedError(
+                f"the identity provider rejected its own authorization code ({error.error!r}): begin again at /login"
+            ) from error
         except (httpx.HTTPError, ValueError) as error:
             raise self._failed(error) from error
         id_token = tokens.get("id_token")
@@ -133,10 +137,14 @@ class OidcProvider:
             claims = dict(self._decoded(id_token).claims)
             rules.validate(claims)
         except (JoseError, ValueError) as error:
-            log.warning("the provider's ID token is refused: %s", type(error).__name__)
-            raise NotAuthenticatedError(f"the provider's ID token is not valid ({error})", token_sent=True) from error
+            log.warning("refused the provider's ID token: %s", type(error).__name__)
+            raise NotAuthenticatedError(
+                f"the provider's ID token is not valid ({error}): begin again at /login", token_sent=True
+            ) from error
         if claims.get("azp", self._client_id) != self._client_id:
-            raise NotAuthenticatedError("the provider's ID token was made for another client", token_sent=True)
+            raise NotAuthenticatedError(
+                "the provider's ID token was issued for another client: check oidc_client_id", token_sent=True
+            )
         return claims
 
     def _decoded(self, id_token: str) -> jwt.Token:
@@ -155,11 +163,14 @@ class OidcProvider:
         name = claims.get(self._user_claim)
         if not isinstance(name, str) or not name:
             raise LoginError(
-                f"the provider's ID token has no claim {self._user_claim!r}: "
-                "ask for more in oidc_scopes, or name another claim in oidc_user_claim"
+                f"the provider's ID token has no claim {self._user_claim!r}: add the scope that provides it to "
+                "oidc_scopes, or name another claim in oidc_user_claim"
             )
         if self._user_claim == "email" and claims.get("email_verified") is not True:
-            raise NotAuthenticatedError("the provider has not verified the e-mail address", token_sent=True)
+            raise NotAuthenticatedError(
+                "the identity provider has not verified the user's e-mail address: verify it there, then log in again",
+                token_sent=True,
+            )
         return name
 
     def _described(self, *, afresh: bool = False) -> dict[str, Any]:
@@ -179,10 +190,10 @@ class OidcProvider:
 
     def _check_description(self, metadata: dict[str, Any]) -> None:
         if metadata.get("issuer") != self._issuer:
-            raise ValueError(f"it says that it is {metadata.get('issuer')!r}: write oidc_issuer to the letter")
+            raise ValueError(f"the provider calls itself {metadata.get('issuer')!r}: set oidc_issuer to exactly that")
         for name in ("authorization_endpoint", "token_endpoint", "jwks_uri"):
             if not is_private_enough(str(metadata.get(name, ""))):
-                raise ValueError(f"its {name} is {metadata.get(name)!r}, not an https address")
+                raise ValueError(f"the provider's {name} must be an https address, got {metadata.get(name)!r}")
 
     def _client(self, redirect_uri: str) -> OAuth2Client:
         return OAuth2Client(

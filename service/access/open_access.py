@@ -30,8 +30,8 @@ def check_loopback_only(host: str) -> None:
     """
     if not is_loopback(host):
         raise ChoiceError(
-            f"--insecure-no-auth with --host {host}: others could reach the service and do everything; "
-            "use --host 127.0.0.1, or leave out --insecure-no-auth and give out tokens"
+            f"--insecure-no-auth needs a loopback address, got --host {host}: anyone who can reach that address "
+            "could do everything. Use --host 127.0.0.1, or leave out --insecure-no-auth and create tokens"
         )
 
 
@@ -44,7 +44,8 @@ def check_host_header(request: HTTPConnection) -> None:
     host = request.headers.get("Host", "")
     if not is_loopback(_without_port(host)):
         raise HostRefusedError(
-            f"the request is for {host[:200]!r}: without authentication only localhost, 127.0.0.1 and [::1] are served"
+            f"the request names the host {host[:200]!r}: without authentication, only localhost, 127.0.0.1 and "
+            "[::1] are served"
         )
 
 

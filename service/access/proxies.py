@@ -69,7 +69,11 @@ class Proxies:
             )
             return None
         if len(names) > 1:
-            log.warning("ignored header %s: it came %d times, one perhaps forged", self._user_header, len(names))
+            log.warning(
+                "ignored header %s: the request contains it %d times, so that one may be forged",
+                self._user_header,
+                len(names),
+            )
             return None
         return names[0].strip() or None
 

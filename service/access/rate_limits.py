@@ -70,7 +70,7 @@ class RateLimit:
     def _refusal(self, left: float) -> TooManyRequestsError:
         wait_s = max(1, math.ceil((1 - left) * WINDOW_S / self._per_minute))
         return TooManyRequestsError(
-            f"more than {self._per_minute} {self._name} a minute: wait {wait_s} s, then go on more slowly",
+            f"the limit of {self._per_minute} {self._name} a minute is exceeded: wait {wait_s} s, then send fewer",
             headers={"Retry-After": str(wait_s), **self._headers(left)},
             members={"limit": self._per_minute, "retry_after_s": wait_s},
         )

@@ -117,7 +117,7 @@ class SessionStore:
             with writing(self._engine) as session:
                 session.execute(query.values(expires_at=ends_at))
         except StoreError as error:  # a full disk must not keep anybody from reading
-            log.warning("the end of a session could not be moved: %s", error)
+            log.warning("failed to extend a session: %s", error)
 
 
 _SESSION_WITH_USER = (

@@ -197,7 +197,7 @@ class TokenStore:
                     update(ApiTokenRow).where(ApiTokenRow.token_id == token_id, unwritten).values(last_used_at=now)
                 )
         except StoreError as error:  # a full disk must not keep anybody from reading
-            log.warning("the last use of token %s could not be written: %s", token_id, error)
+            log.warning("failed to record the last use of token %s: %s", token_id, error)
 
 
 def issue_in(
@@ -250,7 +250,9 @@ def check_alive(found: Row[*tuple[Any, ...]], now: datetime) -> None:
         NotAuthenticatedError: It has; the message says why, as whoever holds the secret may know it.
     """
     if found.revoked_at is not None:
-        raise NotAuthenticatedError(f"the token was revoked at {found.revoked_at:%Y-%m-%d %H:%M} UTC", token_sent=True)
+        raise NotAuthenticatedError(
+            f"the token was revoked at {found.revoked_at:%Y-%m-%d %H:%M} UTC: ask for a new one", token_sent=True
+        )
     if found.expires_at is not None and found.expires_at <= now:
         raise _expired(found.expires_at)
     if found.disabled_at is not None:
@@ -285,15 +287,19 @@ def _check_issue(user: UserRow, name: str, asked: frozenset[Scope], days: float 
         most &= by.scopes
     if not asked or asked - most:
         beyond = scopes_text(asked - most) or "none"
-        raise ChoiceError(f"the scopes asked for ({beyond}) are not among those to give: {scopes_text(most) or 'none'}")
+        raise ChoiceError(
+            f"the scopes of this token must be one or more of `{scopes_text(most) or 'none'}`, not `{beyond}`"
+        )
     if user.disabled_at is not None:
-        raise ChoiceError(f"the user {user.name!r} is disabled: a token of theirs would be refused")
+        raise ChoiceError(
+            f"the user {user.name!r} is disabled, so the service would refuse the token: enable the user first"
+        )
     if days is not None and not 0 < days <= _MAX_DAYS:
         raise ChoiceError(
-            f"token lifetime is {days:g} days: it must be more than 0 and at most {_MAX_DAYS} days, or unlimited"
+            f"token lifetime must be more than 0 and at most {_MAX_DAYS} days, or unlimited, got {days:g} days"
         )
     if len(name) > MAX_NAME or not name.isprintable():
-        raise ChoiceError(f"the name of a token has at most {MAX_NAME} printable characters")
+        raise ChoiceError(f"the name of a token must have at most {MAX_NAME} characters, all of them printable")
 
 
 def _check_revoke(session: Session, row: ApiTokenRow, by: Principal) -> None:
@@ -314,14 +320,14 @@ def _living_parent(session: Session, by: Principal, now: datetime) -> ApiTokenRo
         return None
     parent = session.get(ApiTokenRow, by.token_id, with_for_update=True)
     if parent is None or parent.revoked_at is not None:
-        raise NotAuthenticatedError("the token was revoked", token_sent=True)
+        raise NotAuthenticatedError("the token was revoked: ask for a new one", token_sent=True)
     if parent.expires_at is not None and parent.expires_at <= now:
         raise _expired(parent.expires_at)
     return parent
 
 
 def _expired(at: datetime) -> NotAuthenticatedError:
-    return NotAuthenticatedError(f"the token expired at {at:%Y-%m-%d %H:%M} UTC", token_sent=True)
+    return NotAuthenticatedError(f"the token expired at {at:%Y-%m-%d %H:%M} UTC: ask for a new one", token_sent=True)
 
 
 def _family(token_id: str) -> Select[str]:

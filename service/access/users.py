@@ -156,7 +156,8 @@ def add_user(session: Session, name: str, scopes: Iterable[Scope]) -> UserRow:
     """
     if not _NAME.fullmatch(name) or len(name) > MAX_NAME:
         raise ChoiceError(
-            f"{name[:MAX_NAME]!r} is no name of a user: 1 to {MAX_NAME} printable characters, single spaces within"
+            f"{name[:MAX_NAME]!r} is not a valid user name: use 1 to {MAX_NAME} printable characters, with "
+            "single spaces only between them"
         )
     if session.scalar(select(UserRow.user_id).where(UserRow.name == name)) is not None:
         raise _taken(name)
@@ -178,7 +179,7 @@ def unknown_user(user_id: str) -> NotFoundError:
 
 
 def _taken(name: str) -> NameTakenError:
-    return NameTakenError(f"a user is called {name!r} already: choose another name")
+    return NameTakenError(f"the user name {name!r} is taken: choose another name")
 
 
 def _apply(row: UserRow, changes: Mapping[str, Any]) -> None:

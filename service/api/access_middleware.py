@@ -99,7 +99,7 @@ class AccessMiddleware:
                 detail=detail,
             )
         except StoreError:  # what was done is done; the answer must still say so
-            log.exception("an entry of the audit log could not be written: %s %s", scope["method"], scope["path"])
+            log.exception("failed to write an entry of the audit log: %s %s", scope["method"], scope["path"])
 
 
 def _counted_as(scope: Scope, client: str) -> str:

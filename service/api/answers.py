@@ -15,7 +15,11 @@ from steptune.service.api.problems import RefusalError
 from steptune.tuner.records import Record
 
 IfMatch = Annotated[
-    str | None, Header(max_length=200, description="The ETag that was read: 412 if it was changed since.")
+    str | None,
+    Header(
+        max_length=200,
+        description="ETag of the state that the client read; the answer is 412 if the state has changed.",
+    ),
 ]
 _encode = msgspec.json.Encoder().encode
 _QUALITY = re.compile(r"[01](\.\d{0,3})?", re.ASCII)
@@ -79,7 +83,7 @@ def check_version(wanted: str | None, version: int) -> int | None:
         raise RefusalError(
             412,
             "changed-meanwhile",
-            f"it is at version {version} now, not {wanted[:100]}: read it, then change it",
+            f"the resource is at version {version} now, not {wanted[:100]}: read it again, then repeat the change",
         )
     return version
 

@@ -37,7 +37,7 @@ Reader = Annotated[Principal, Requires(Scope.READ)]
 @router.get(
     "/studies/{study_id}/artifacts",
     summary="List a study's files",
-    description="Includes those of its trials, in the order in which they were recorded.",
+    description="Files of the study and of its trials, in the order in which they were recorded.",
     responses={**returns(Page[ArtifactInfo], "A page of files."), **unchanged(), **refuses(404)},
 )
 def list_study_artifacts(request: Request, principal: Reader, study_id: StudyId, page: Paging) -> Response:
@@ -63,7 +63,7 @@ def list_trial_artifacts(request: Request, principal: Reader, trial_id: TrialId,
 @router.get(
     "/artifacts/{artifact_id}",
     summary="Download a file",
-    description="As it is kept: traces and timelines are gzip files.",
+    description="The file as it is stored: traces and timelines are gzip files.",
     responses={**returns_file(FILES, "The file."), **unchanged(), **refuses(404, 410)},
 )
 def get_artifact(
@@ -82,8 +82,8 @@ def get_artifact(
 @router.get(
     "/trials/{trial_id}/trace",
     summary="Download a trial's trace",
-    description="Events that the profiler recorded of one rank, as gzipped JSON: https://ui.perfetto.dev reads it, and "
-    "`steptune analyze`, which takes those of all ranks together.",
+    description="Events that the profiler recorded on one rank, as gzipped JSON. https://ui.perfetto.dev opens it; "
+    "`steptune analyze` reads the traces of all ranks together.",
     responses={**returns_file(FILES, "The trace."), **unchanged(), **refuses(404, 410)},
 )
 def get_trace(
@@ -100,7 +100,7 @@ def get_trace(
 @router.get(
     "/trials/{trial_id}/timeline",
     summary="Read a trial's timeline",
-    description="Work of the devices in the profiled steps, thinned out for a picture.",
+    description="Activity of the devices in the profiled steps, reduced for display.",
     responses={**returns(TrialTimeline, "The timeline."), **unchanged(), **refuses(404, 410)},
 )
 def get_timeline(request: Request, principal: Reader, trial_id: TrialId) -> Response:
@@ -126,14 +126,16 @@ def get_timeline(request: Request, principal: Reader, trial_id: TrialId) -> Resp
 @router.get(
     "/trials/{trial_id}/logs",
     summary="Read a trial's log",
-    description="Last part of the output of its processes.",
+    description="End of the output of the trial's processes.",
     responses={**returns_file(("text/plain",), "The end of the log."), **refuses(404, 410)},
 )
 def get_logs(
     request: Request,
     principal: Reader,
     trial_id: TrialId,
-    tail_bytes: Annotated[int, Query(ge=1, le=MAX_TAIL_BYTES, description="At most this much of its end.")] = 1 << 16,
+    tail_bytes: Annotated[
+        int, Query(ge=1, le=MAX_TAIL_BYTES, description="Maximum bytes to return, from the end of the log.")
+    ] = 1 << 16,
 ) -> Response:
     service = services(request)
     check_trial(service.engine, trial_id, principal)
@@ -145,7 +147,7 @@ def get_logs(
 def _newest(service: Services, trial_id: str, kind: str) -> ArtifactInfo:
     artifact = queries.find_artifact(service.engine, trial_id, kind)
     if artifact is None:
-        raise RefusalError(404, f"{kind.partition('.')[0]}-not-found", f"no {kind} is kept of trial {trial_id}")
+        raise RefusalError(404, f"{kind.partition('.')[0]}-not-found", f"no {kind} is stored for trial {trial_id}")
     return artifact
 
 

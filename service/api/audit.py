@@ -22,7 +22,8 @@ router = APIRouter(prefix="/audit", tags=["audit"], responses=COMMON)
 @router.get(
     "",
     summary="Read the audit log",
-    description="Every request that changed something, and every refusal of somebody who tried; the newest first.",
+    description="Every request that changed something, and every refused request of a caller with a token; the newest "
+    "entry first.",
     responses={**returns(Page[AuditEntry], "A page of entries."), **unchanged()},
 )
 def list_audit(
@@ -31,7 +32,7 @@ def list_audit(
     principal: Annotated[Principal, Requires(Scope.ADMIN)],
     page: Paging,
     user: Annotated[
-        str | None, Query(pattern=r"^[0-9a-z]{1,64}$", description="Only what this user did (an id).")
+        str | None, Query(pattern=r"^[0-9a-z]{1,64}$", description="Only entries of this user (an id).")
     ] = None,
 ) -> Response:
     found = access.audit.page(limit=page.limit + 1, before=page.after_number, user_id=user)

@@ -45,10 +45,14 @@ router = APIRouter(tags=["events"], responses=COMMON)
 Reader = Annotated[Principal, Requires(AccessScope.READ)]
 After = Annotated[
     int | None,
-    Query(ge=0, le=_MAX_NUMBER, description="Only events with numbers above this one; the header goes first."),
+    Query(
+        ge=0,
+        le=_MAX_NUMBER,
+        description="Only events with numbers above this one; the header Last-Event-ID takes precedence.",
+    ),
 ]
 LastEventId = Annotated[
-    str | None, Header(description="The number of the last event that the client has; browsers send it by themselves.")
+    str | None, Header(description="Number of the last event that the client received; browsers send it automatically.")
 ]
 STREAM = {
     "text/event-stream": {
@@ -61,9 +65,9 @@ STREAM = {
 _PAGES = returns(Page[Event], "Events, as a page or as a stream.")[200]
 EVENTS: Responses = {200: {**_PAGES, "content": {**_PAGES["content"], **STREAM}}}
 DESCRIPTION = (
-    " With `Accept: text/event-stream` they come as they happen, each with its number as `id`; a client that lost its "
-    "connection sends the last one as `Last-Event-ID` and misses nothing. Comments keep the connection alive. "
-    "Otherwise they come as pages."
+    " With `Accept: text/event-stream`, events are streamed as they happen, each with its number as `id`. A "
+    "client that lost its connection sends the last number as `Last-Event-ID` and misses nothing. Comments "
+    "keep the connection alive. Without that media type, events are returned in pages."
 )
 
 
@@ -116,7 +120,8 @@ def study_events(
 @router.get(
     "/events",
     summary="Follow everything",
-    description="Events of all studies that you may see. A stream begins now, unless told after what." + DESCRIPTION,
+    description="Events of all studies that you may see. A stream begins with the next event, unless `after` or "
+    "`Last-Event-ID` is given." + DESCRIPTION,
     responses={
         **EVENTS,
         **unchanged(),
@@ -148,7 +153,7 @@ def _last_known(after: int | None, last_event_id: str | None) -> int | None:
         return after
     if not _NUMBER.fullmatch(last_event_id) or int(last_event_id) > _MAX_NUMBER:
         raise RefusalError(
-            400, "invalid-last-event-id", f"Last-Event-ID is {last_event_id[:50]!r}, not an event's number"
+            400, "invalid-last-event-id", f"Last-Event-ID must be the number of an event, got {last_event_id[:50]!r}"
         )
     return int(last_event_id)
 

@@ -22,8 +22,8 @@ router = APIRouter(tags=["operations"], dependencies=[Depends(check_query)])
 
 @router.get(
     "/healthz",
-    summary="Is the process alive?",
-    description="Answers as long as the process does; reads nothing.",
+    summary="Check that the process is alive",
+    description="Succeeds while the process can answer; reads no data.",
     responses=returns(Health, "It is."),
 )
 async def healthz(request: Request) -> Response:
@@ -32,7 +32,7 @@ async def healthz(request: Request) -> Response:
 
 @router.get(
     "/readyz",
-    summary="Can requests be served?",
+    summary="Check that requests can be served",
     description="Reads the database and compares its schema with this version's.",
     responses={**returns(Health, "They can."), **refuses(503)},
 )
@@ -51,8 +51,8 @@ def readyz(request: Request) -> Response:
 @router.get(
     "/metrics",
     summary="Metrics for Prometheus",
-    description="With the bearer token of the setting `metrics_token`; open where `insecure_no_auth` is set.",
-    responses={**returns_file(("text/plain",), "In Prometheus' text format."), **refuses(401, 403, 503)},
+    description="Requires the setting `metrics_token` as bearer token; open to all if `insecure_no_auth` is set.",
+    responses={**returns_file(("text/plain",), "Metrics in Prometheus' text format."), **refuses(401, 403, 503)},
 )
 def metrics(request: Request) -> Response:
     service = services(request)

@@ -70,13 +70,13 @@ class Idempotency:
             raise RefusalError(
                 422,
                 "idempotency-key-reused",
-                f"the Idempotency-Key {self._key!r} was sent with another request before: use a new one",
+                f"the Idempotency-Key {self._key!r} was already used for another request: use a new one",
             )
         if earlier.status is None:
             raise RefusalError(
                 409,
                 "request-in-progress",
-                "the first request with this Idempotency-Key is still at work: try again soon",
+                "the first request with this Idempotency-Key is still being processed: try again soon",
                 headers={"Retry-After": "1"},
             )
         headers = {**json.loads(earlier.headers or "{}"), "Idempotent-Replayed": "true"}
@@ -91,7 +91,7 @@ async def _idempotency(
             min_length=1,
             max_length=200,
             pattern=r"^[\x21-\x7e]+$",
-            description="Makes it safe to send the request again: for 24 hours it is carried out once.",
+            description="Makes retries safe: requests with the same key are carried out once within 24 hours.",
         ),
     ] = None,
 ) -> Idempotency:

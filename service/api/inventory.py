@@ -37,7 +37,7 @@ Anybody = Annotated[Principal, Requires()]
     "/workers",
     tags=["workers"],
     summary="List workers",
-    description="The newest first. What others' studies they run is not shown.",
+    description="Workers, the newest first. Studies that a worker runs for other users are not shown.",
     responses={**returns(Page[WorkerSummary], "A page of workers."), **unchanged()},
 )
 def list_workers(request: Request, principal: Reader, page: Paging) -> Response:
@@ -53,8 +53,8 @@ def list_workers(request: Request, principal: Reader, page: Paging) -> Response:
     "/reservations",
     tags=["workers"],
     summary="List reservations",
-    description="Studies that hold hosts and devices, and those that wait for some, with the reason: one's own, or "
-    "everybody's for administrators. The oldest study first.",
+    description="Studies that hold hosts and devices, and studies that wait for some, with the reason; the oldest "
+    "study first. Administrators see the studies of all users, others only their own.",
     responses={**returns(Page[ReservationSummary], "A page of reservations."), **unchanged()},
 )
 def list_reservations(request: Request, principal: Reader, page: Paging) -> Response:
@@ -80,7 +80,7 @@ def list_hardware(request: Request, principal: Reader, page: Paging) -> Response
     "/hardware-profiles/{fingerprint}",
     tags=["workers"],
     summary="Read a hardware profile",
-    description="Properties of the hardware on which the figures of its studies depend.",
+    description="Properties of the hardware that affect the measurements of its studies.",
     responses={**returns(HardwareSummary, "The hardware profile."), **unchanged(), **refuses(404)},
 )
 def get_hardware(
@@ -99,7 +99,7 @@ def get_hardware(
     "/me",
     tags=["session"],
     summary="Who am I?",
-    description="The user, and what this token or session may do.",
+    description="The user of this token or session, and its permissions.",
     responses={**returns(Caller, "The caller."), **unchanged()},
 )
 async def get_me(request: Request, principal: Anybody) -> Response:

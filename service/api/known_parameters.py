@@ -47,7 +47,7 @@ def _names(needed: Dependant) -> Iterator[str]:
 
 
 def _repeated(name: str) -> dict[str, Any]:
-    return {"type": "too_long", "loc": ("query", name), "msg": "this parameter can be given once only"}
+    return {"type": "too_long", "loc": ("query", name), "msg": "this parameter may be given only once"}
 
 
 def _mistake(name: str, known: set[str]) -> dict[str, Any]:
@@ -57,5 +57,5 @@ def _mistake(name: str, known: set[str]) -> dict[str, Any]:
     return {
         "type": "extra_forbidden",
         "loc": ("query", name[:100]),
-        "msg": f"there is no such parameter here (there are: {offered}){hint}",
+        "msg": f"unknown parameter; the known ones are: {offered}{hint}",
     }

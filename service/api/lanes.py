@@ -31,9 +31,9 @@ Reader = Annotated[Principal, Requires(Scope.READ)]
 @router.get(
     "/trials/{trial_id}/lanes",
     summary="Read a tile of a trial's timeline",
-    description="Activity of devices, streams and threads in one of 2^`level` equal parts of the profiled time. Events "
-    "are merged only where there are many and they are shorter than a thousandth of the part: a cell for each "
-    "category, with its exact time. Level 0 shows everything; each further level is twice as close.",
+    description="Activity of devices, streams and threads in one of 2^`level` equal parts of the profiled time. Where "
+    "many events are shorter than a thousandth of the part, they are merged into one cell for each category, with "
+    "its exact time. Level 0 covers the whole time; each further level doubles the resolution.",
     responses={**returns(LaneTile, "The tile."), **unchanged(), **refuses(404)},
 )
 def get_lanes(
@@ -41,7 +41,7 @@ def get_lanes(
     principal: Reader,
     trial_id: TrialId,
     level: Annotated[int, Query(ge=0, le=MAX_LEVEL, description="How close.")] = 0,
-    tile: Annotated[int, Query(ge=0, lt=1 << MAX_LEVEL, description="Which part, from 0.")] = 0,
+    tile: Annotated[int, Query(ge=0, lt=1 << MAX_LEVEL, description="Index of the part, from 0.")] = 0,
 ) -> Response:
     if tile >= 1 << level:
         raise RefusalError(404, "tile-not-found", f"level {level} has the tiles 0 to {(1 << level) - 1}, not {tile}")
@@ -51,7 +51,7 @@ def get_lanes(
 @router.get(
     "/trials/{trial_id}/spans",
     summary="Find events in a trial's timeline",
-    description="The longest events of one name (of a kernel, an operator, a call), the longest first.",
+    description="The longest events with one name (of a kernel, an operator or a call), the longest first.",
     responses={**returns(TrialSpans, "Their places."), **unchanged(), **refuses(404)},
 )
 def list_spans(
@@ -76,5 +76,5 @@ def _tables(request: Request, principal: Principal, trial_id: str) -> LaneTables
     source = KeptTrials(SqlStudyStore(service.engine), service.artifacts)
     tables = source.lane_tables(trial_id, service.lanes)
     if not tables.num_cells:
-        raise RefusalError(404, "lanes-not-found", f"no timeline is kept of trial {trial_id}")
+        raise RefusalError(404, "lanes-not-found", f"no timeline is stored for trial {trial_id}")
     return tables

@@ -120,16 +120,14 @@ def _pending(request: Request, access: Access) -> tuple[PendingLogin, str]:
         state, nonce, verifier, after = msgspec.json.decode(text, type=tuple[str, str, str, str])
     except (binascii.Error, ValueError) as error:
         raise NotAuthenticatedError(
-            "this browser did not begin a login in the last minutes: begin again at /login", token_sent=True
+            "this browser has no login in progress, or the login has expired: begin again at /login", token_sent=True
         ) from error
     return PendingLogin(state=state, nonce=nonce, verifier=verifier), after
 
 
 def _check_oidc(access: Access) -> None:
     if not access.settings.oidc_issuer:
-        raise RefusalError(
-            404, "not-found", "this service has no provider of identities: log in with a token at /login"
-        )
+        raise RefusalError(404, "not-found", "this service has no identity provider: log in with a token at /login")
 
 
 def _callback(access: Access) -> str:

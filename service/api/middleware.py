@@ -112,7 +112,7 @@ def _template(scope: Scope) -> str:
 
 
 _INTERNAL = RefusalError(
-    500, "internal-error", "the service made a mistake; its log has the details under the request's id"
+    500, "internal-error", "internal server error; the service's log has the details under the request's id"
 )
 
 
@@ -173,7 +173,7 @@ def _is_upload(scope: Scope, headers: Headers) -> bool:
 def _refused_length(length: str, limit: int) -> RefusalError | None:
     if not (length.isascii() and length.isdecimal()):
         return RefusalError(
-            400, "malformed-length", f"Content-Length is {length[:50]!r}: it has to be a whole number of bytes"
+            400, "malformed-length", f"Content-Length must be a whole number of bytes, got {length[:50]!r}"
         )
     return _too_large(limit) if int(length) > limit else None
 
@@ -185,8 +185,8 @@ def _too_large(limit: int) -> RefusalError:
 
 def _too_slow() -> RefusalError:
     detail = (
-        f"the body did not arrive in time: within {BODY_GRACE_S:g} s, and {SLOWEST_BYTES_PER_S >> 10} KiB in each "
-        "second beyond; send it faster"
+        f"the body must arrive within {BODY_GRACE_S:g} s, plus 1 s for every {SLOWEST_BYTES_PER_S >> 10} KiB: "
+        "send it faster"
     )
     return RefusalError(408, "request-timeout", detail, headers={"Connection": "close"})
 

@@ -29,13 +29,13 @@ Responses = dict[int | str, dict[str, Any]]
 DESCRIPTION = """\
 Submit training workloads, follow the search for their fastest configuration, and read what it found.
 
-- **Authentication**: `Authorization: Bearer stp_…` (`steptune token create` makes one).
-- **Lists** come in pages: pass `next_cursor` as `cursor` until it is null. Most are newest first; trials, decisions,
-  files and events are in the order in which they came.
+- **Authentication**: `Authorization: Bearer stp_…` (`steptune token create` creates a token).
+- **Lists** are returned in pages: pass `next_cursor` as `cursor` until it is null. Most lists begin with the newest
+  item; trials, decisions, files and events are in the order in which they were recorded.
 - **Errors** are problem details (RFC 9457), `application/problem+json`.
-- **Retries**: a POST with an `Idempotency-Key` is carried out once within 24 hours, however often it is sent.
-- **Changes**: `ETag` of a GET goes into `If-None-Match` (304 if unchanged) and `If-Match` (412 if changed).
-- **Numbers** carry their unit in their name. What is not a finite number is null.
+- **Retries**: within 24 hours, a POST with an `Idempotency-Key` is carried out only once, however often it is sent.
+- **Changes**: send the `ETag` of a GET as `If-None-Match` (304 if unchanged) or `If-Match` (412 if changed).
+- **Numbers** carry their unit in their name. A number that is not finite is null.
 """
 
 _messages: dict[str, type[Record]] = {"Problem": Problem}
@@ -89,21 +89,21 @@ def refuses(*statuses: int) -> Responses:
 
 
 _MEANINGS = {
-    400: "A cursor, a header or a body that cannot be read.",
+    400: "The cursor, a header or the body cannot be read.",
     401: "No token, or one that is unknown, expired or revoked.",
-    403: "The token lacks the scope that this needs, or a quota is used up.",
-    404: "It does not exist, or belongs to somebody else.",
+    403: "The token lacks the scope that this operation needs, or a quota is used up.",
+    404: "The resource does not exist, or belongs to another user.",
     405: "The method is not supported here; `Allow` lists the supported ones.",
     406: "None of the accepted media types is available.",
     408: "The request did not arrive in time.",
-    409: "The state of the resource does not allow this, or the same request is in progress.",
-    410: "It is recorded, but the file itself is not kept any more.",
-    412: "It changed since the client read it (`If-Match`).",
+    409: "The state of the resource does not allow this operation, or the same request is in progress.",
+    410: "The file is recorded, but its content is no longer stored.",
+    412: "The resource has changed since the client read it (`If-Match`).",
     413: "The body is larger than the service accepts.",
     415: "The body has a media type that is not accepted here.",
     422: "The request can be read, but is not valid; `errors` names the fields.",
     429: "Too many requests; `Retry-After` says when to try again.",
-    500: "A mistake of the service; its log has the request's id.",
+    500: "Internal server error; the service's log has the details under the request's id.",
     503: "The database cannot be used at the moment; try again.",
     507: "The disk or the database is full.",
 }
@@ -112,10 +112,10 @@ COMMON = refuses(400, 401, 403, 413, 422, 429, 500, 503)
 """Errors with which any operation may answer."""
 
 _HEADERS = {
-    "ETag": "The state that was read, for `If-None-Match` and `If-Match`.",
+    "ETag": "Tag of the state that was read, for `If-None-Match` and `If-Match`.",
     "Location": "Location of the resource.",
     "Retry-After": "Seconds until the next poll.",
-    "Content-Disposition": "A name for the file.",
+    "Content-Disposition": "Suggested name of the file.",
     "X-Request-ID": "Id of the request, given by the client or generated.",
 }
 
@@ -124,7 +124,7 @@ _IF_NONE_MATCH = {
     "in": "header",
     "required": False,
     "schema": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-    "description": "The ETag that was read: 304 if it is still that.",
+    "description": "ETag of the state that the client has; the answer is 304 if it is unchanged.",
 }
 
 

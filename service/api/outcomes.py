@@ -36,7 +36,7 @@ OfTrial = Annotated[
     str | None,
     Query(
         pattern=r"^[0-9a-z]{1,64}$",
-        description="Number or id of a trial, whose configuration takes the place of the recommended one.",
+        description="Number or id of a trial, whose configuration is exported instead of the recommended one.",
     ),
 ]
 
@@ -58,7 +58,7 @@ NEGOTIATED = {"application/yaml": "yaml", "text/x-python": "python"}
 @router.get(
     "/findings",
     summary="List a study's findings",
-    description="Findings of the breakdowns of its trials, the newest trial first.",
+    description="Findings from the breakdowns of the study's trials, the newest trial first.",
     responses={**returns(Page[TrialFinding], "A page of findings."), **unchanged(), **refuses(404)},
 )
 @reads_rows
@@ -72,7 +72,7 @@ def list_study_findings(request: Request, principal: Reader, study_id: StudyId, 
 @router.get(
     "/decisions",
     summary="List a study's decisions",
-    description="The story of the search: what was tried or not, why, and what came of it.",
+    description="The decisions of the search: each choice that was tried or left out, the reason, and the result.",
     responses={**returns(Page[Decision], "A page of decisions."), **unchanged(), **refuses(404)},
 )
 @reads_rows
@@ -86,7 +86,7 @@ def list_decisions(request: Request, principal: Reader, study_id: StudyId, page:
 @router.get(
     "/recommendation",
     summary="Read a study's recommendation",
-    description="The record, or another format: by `format`, or by the media type that `Accept` prefers.",
+    description="The recommendation as a record, or in the format that `format` or the header `Accept` names.",
     responses={
         **returns(Recommendation, "The recommendation.", other_types=FILE_TYPES[1:]),
         **unchanged(),
@@ -105,7 +105,9 @@ def get_recommendation(
         return _exported(request, service, study_id, exporter_named(format))
     accepted = preferred(request.headers.get("accept", "*/*"), (JSON, *NEGOTIATED))
     if accepted is None:
-        raise RefusalError(406, "not-acceptable", f"it can be had as {', '.join((JSON, *NEGOTIATED))}")
+        raise RefusalError(
+            406, "not-acceptable", f"the recommendation is available as {', '.join((JSON, *NEGOTIATED))}"
+        )
     if accepted == JSON:
         text = _existing(queries.recommendation_text(service.engine, study_id), study_id)
         return tagged(request, bytes(stored(text)), JSON, headers={"Vary": "Accept"})
@@ -115,7 +117,7 @@ def get_recommendation(
 @router.get(
     "/exports",
     summary="List the formats of a study's recommendation",
-    description="Formats that can hold it, each with the settings that it cannot express.",
+    description="The formats that can express the recommendation, each with the settings that it cannot express.",
     responses={**returns(ExportList, "The formats."), **unchanged(), **refuses(404, 409)},
 )
 def list_exports(request: Request, principal: Reader, study_id: StudyId, trial: OfTrial = None) -> Response:
@@ -129,7 +131,7 @@ def list_exports(request: Request, principal: Reader, study_id: StudyId, trial: 
 @router.get(
     "/exports/{format}",
     summary="Export a study's recommendation",
-    description="As a file for another tool.",
+    description="The recommendation as a file for another tool.",
     responses={
         **returns_file(FILE_TYPES, "The file."),
         **unchanged(),

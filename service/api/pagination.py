@@ -70,9 +70,10 @@ class PageRequest:
 
 
 async def _page(
-    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT, description="At most this many items.")] = DEFAULT_LIMIT,
+    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Maximum number of items.")] = DEFAULT_LIMIT,
     cursor: Annotated[
-        str | None, Query(description="`next_cursor` of the page before; without it the first page.", max_length=200)
+        str | None,
+        Query(description="`next_cursor` of the previous page; leave it out for the first page.", max_length=200),
     ] = None,
 ) -> PageRequest:
     return PageRequest(limit=limit, after=None if cursor is None else _decode(cursor))
@@ -97,4 +98,4 @@ def _decode(cursor: str) -> str:
 
 
 def _invalid(cursor: str) -> RefusalError:
-    return RefusalError(400, "invalid-cursor", f"{cursor!r} is not a cursor of this list: take `next_cursor` as it is")
+    return RefusalError(400, "invalid-cursor", f"{cursor!r} is not a cursor of this list: pass `next_cursor` unchanged")

@@ -183,7 +183,7 @@ async def known_error(request: Request, error: Exception) -> Response:
         return problem_response(request, RefusalError(status, code, detail, headers={"Retry-After": "5"}))
     if isinstance(error, ArtifactGoneError):
         request.scope["steptune.error"] = error
-        detail = "the file is recorded, but it is not where files are kept: it was removed, or is elsewhere"
+        detail = "the file is recorded, but its content is not in the artifact store: it was deleted or moved"
         return problem_response(request, RefusalError(status, code, detail))
     context = {}
     if isinstance(error, QuotaExceededError):
@@ -196,8 +196,8 @@ def _refusal_of_http(request: Request, error: StarletteHTTPException) -> Refusal
     status = error.status_code
     code = http.HTTPStatus(status).phrase.lower().replace(" ", "-").replace("'", "")
     detail = {
-        404: f"there is nothing at {request.url.path}; the operations are listed in /api/v1/openapi.json",
-        405: f"{request.method} is not possible at {request.url.path}; the header Allow lists what is",
+        404: f"there is no operation at {request.url.path}: /api/v1/openapi.json lists all operations",
+        405: f"{request.url.path} does not support {request.method}: the header Allow lists the supported methods",
     }.get(status, str(error.detail))
     headers = dict(error.headers or {})
     if status == 405:
@@ -227,7 +227,9 @@ def _refusal_of_validation(request: Request, error: RequestValidationError) -> R
         and request.headers.get("content-length", "0") != "0"
     ):
         return RefusalError(
-            415, "unsupported-media-type", f"the body is {media_type or 'of no type'!r}; send application/json"
+            415,
+            "unsupported-media-type",
+            f"the body must be application/json, and it is {media_type or 'of no type'!r}",
         )
     fields = tuple(
         ProblemField(pointer=_pointer(mistake["loc"]), message=mistake["msg"], code=mistake["type"])

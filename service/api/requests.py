@@ -36,7 +36,7 @@ class Constraints(Body):
         default=None,
         ge=1 << 20,
         le=1 << 50,
-        description="Most memory that a trial may use; trials that need more count as out of memory.",
+        description="Memory limit of a trial in bytes; a trial that needs more counts as out of memory.",
         examples=[8 << 30],
     )
 
@@ -51,16 +51,16 @@ class StudyRequest(Body):
         description="A zoo entry (`zoo:NAME?argument=value`), or a class on the workers (`package.module:Class`).",
         examples=["zoo:synthetic"],
     )
-    workload_id: Id | None = Field(default=None, description="A workload of yours, from `POST /workloads`.")
+    workload_id: Id | None = Field(default=None, description="Id of one of your workloads, from `POST /workloads`.")
     title: Text = Field(default="", max_length=200, description="For people.", examples=["ViT-L, two GPUs"])
     budget_s: float = Field(
-        default=300.0, ge=1.0, le=14 * 86400.0, description="Seconds that the search may take.", examples=[300.0]
+        default=300.0, ge=1.0, le=14 * 86400.0, description="Time limit of the search in seconds.", examples=[300.0]
     )
     max_trials: int | None = Field(
         default=None,
         ge=1,
         le=100_000,
-        description="Most trials that it may run; null for as many as the budget allows.",
+        description="Maximum number of trials; null for as many as the budget allows.",
     )
     allow: list[Annotated[Numerics, Field(strict=False)]] = Field(
         default_factory=list,
@@ -78,58 +78,62 @@ class StudyRequest(Body):
         default="model",
         min_length=1,
         max_length=100,
-        description="Search that proposes the trials: `model`, `tpe`, `gp`, `random`, or one that the worker has.",
+        description="Search algorithm that proposes the trials: `model`, `tpe`, `gp`, `random`, or another that is "
+        "installed on the worker.",
         examples=["model"],
     )
-    seed: int = Field(default=0, ge=0, lt=1 << 31, description="Seeds the search, the samples and the initial state.")
+    seed: int = Field(default=0, ge=0, lt=1 << 31, description="Seed of the search, the samples and the initial state.")
     num_ranks: int = Field(
         default=1,
         ge=1,
         le=MAX_NUM_RANKS,
-        description="Processes of the training; on CUDA each has a device of its own.",
+        description="Number of training processes; on CUDA each uses a device of its own.",
     )
     num_hosts: int = Field(
         default=1,
         ge=1,
         le=MAX_NUM_RANKS,
-        description="Hosts that they are on, as many on each. A study on several waits for a worker whose cluster "
-        "reserves as many.",
+        description="Number of hosts, each with the same number of processes. A study on several hosts waits for a "
+        "worker whose cluster can reserve them.",
     )
     device: Literal["cpu", "cuda"] | None = Field(
-        default=None, description="Device on which it trains; null for CUDA where the worker has it."
+        default=None, description="Device to train on; null for CUDA if the worker has it."
     )
     objective: Text = Field(
         default="throughput",
         min_length=1,
         max_length=60,
-        description="Objective: `throughput` (samples or tokens per second), `steps:N` (the time to train N "
-        "steps, compilation counted), `energy` (of a GPU, by its driver), or `cost:PRICE` (per device and hour). A "
-        "limit of memory among the constraints caps any of them.",
+        description="Objective: `throughput` (samples or tokens per second), `steps:N` (the time to train N steps, "
+        "including compilation), `energy` (of a GPU, reported by its driver), or `cost:PRICE` (per device and "
+        "hour). A memory limit in the constraints applies to every objective.",
         examples=["steps:20000"],
     )
     constraints: Constraints = Field(
-        default_factory=Constraints, description="Limits of every trial, and so of the answer."
+        default_factory=Constraints, description="Limits that every trial, and thus the recommendation, must meet."
     )
     hardware: Text | None = Field(
         default=None,
         min_length=1,
         max_length=200,
-        description="Fingerprint of the hardware profile to run on, or a part of its label. A study whose hardware is "
-        "absent waits.",
+        description="Fingerprint of the hardware profile to run on, or a part of its label. The study waits until a "
+        "worker has this hardware.",
         examples=["H100"],
     )
     priority: int = Field(
-        default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="Among your own studies, higher ones run first."
+        default=0,
+        ge=-MAX_PRIORITY,
+        le=MAX_PRIORITY,
+        description="Priority among your own studies; higher ones run first.",
     )
     foreign_cpu_share: float = Field(
         default=MeasureSettings().foreign_cpu_share,
         ge=0,
         le=1000,
-        description="Share of the worker's cores that other programs may use while a window is timed; with more it is "
-        "marked, and counts only where there are too few others.",
+        description="Share of the worker's cores that other programs may use while a window is timed. A window with a "
+        "larger share is marked, and counts only if there are too few others.",
     )
     quiet_machine: bool = Field(
-        default=False, description="Leaves out marked windows in any case: a busy machine fails the study."
+        default=False, description="Never count marked windows: a study on a busy machine fails instead."
     )
 
     def settings(self) -> StudySettings:
@@ -171,13 +175,12 @@ class StudyRequest(Body):
     @model_validator(mode="after")
     def _one_workload(self) -> Self:
         if (self.workload is None) == (self.workload_id is None):
-            raise ValueError("give `workload` or `workload_id`, and not both")
+            raise ValueError("give either `workload` or `workload_id`")
         if self.num_ranks > 1 and self.device is None:
-            raise ValueError("`num_ranks` above 1 needs `device`: on CUDA each rank has a GPU of its own")
+            raise ValueError("`num_ranks` above 1 needs `device`: give `cpu`, or `cuda` for one GPU per rank")
         if self.num_ranks % self.num_hosts:
             raise ValueError(
-                f"{self.num_ranks} ranks cannot be spread evenly over {self.num_hosts} hosts: give `num_ranks` as a "
-                "multiple of `num_hosts`"
+                f"`num_ranks` must be a multiple of `num_hosts`, got {self.num_ranks} ranks on {self.num_hosts} hosts"
             )
         return self
 
@@ -189,9 +192,11 @@ def check_of_a_script(request: StudyRequest) -> None:
         ChoiceError: Names the field.
     """
     if request.num_hosts > 1:
-        raise ChoiceError("`num_hosts` is for workloads: a script is tuned on one host")
+        raise ChoiceError("`num_hosts` must be 1 for a script, which is tuned on one host")
     if request.constraints.memory_limit_bytes is not None:
-        raise ChoiceError("`memory_limit_bytes` is for workloads: a script takes the memory that it takes")
+        raise ChoiceError(
+            "`memory_limit_bytes` is not possible for a script, whose memory cannot be limited: leave it out"
+        )
 
 
 class StudyChange(Body):
@@ -202,13 +207,18 @@ class StudyChange(Body):
         default=None,
         ge=-MAX_PRIORITY,
         le=MAX_PRIORITY,
-        description="Among your own studies, higher ones run first.",
+        description="Priority among your own studies; higher ones run first.",
         examples=[10],
     )
     tags: list[Tag] | None = Field(
-        default=None, max_length=20, description="Words to find it by, in place of those before.", examples=[["vit"]]
+        default=None,
+        max_length=20,
+        description="New tags to find the study by; they replace the current ones.",
+        examples=[["vit"]],
     )
-    notes: Notes | None = Field(default=None, max_length=4000, description="For people, in place of those before.")
+    notes: Notes | None = Field(
+        default=None, max_length=4000, description="New notes for readers; they replace the current ones."
+    )
 
 
 class UploadForm(Body):
@@ -222,10 +232,10 @@ class UploadForm(Body):
     )
     entry: OptionalReference = Field(
         default="",
-        description="The workload within it, as in `folder/train.py:MyWorkload?batch=8`; may be left out where there "
-        "is only one. Of a script its command, as in `-- python train.py`.",
+        description="The workload within the upload, as in `folder/train.py:MyWorkload?batch=8`; may be left out if "
+        "there is only one. For a script, its command, as in `-- python train.py`.",
     )
-    name: Text = Field(default="", max_length=200, description="For people; by default the file's.")
+    name: Text = Field(default="", max_length=200, description="Name for readers; by default that of the file.")
 
 
 class WorkloadRequest(Body):
@@ -235,4 +245,4 @@ class WorkloadRequest(Body):
         description="A zoo entry (`zoo:NAME?argument=value`), or a class on the workers (`package.module:Class`).",
         examples=["zoo:synthetic"],
     )
-    name: Text = Field(default="", max_length=200, description="For people; by default the entry.")
+    name: Text = Field(default="", max_length=200, description="Name for readers; by default the entry.")

@@ -36,7 +36,7 @@ SESSION_SCHEME = {
     "in": "cookie",
     "name": SESSION,
     "description": f"Set by `POST /api/v1/session`; its name is `__Host-{SESSION}` over https. Requests that change "
-    f"something must also bring the header `{CSRF_HEADER}` with the `csrf_token` that `GET /api/v1/session` gives.",
+    f"something must also send the header `{CSRF_HEADER}` with the `csrf_token` from `GET /api/v1/session`.",
 }
 """Security scheme of sessions: the alternative to a token, which the OpenAPI document adds wherever a token is
 accepted.

@@ -32,7 +32,7 @@ class LoginRequest(Body):
 
     token: SecretStr = Field(
         max_length=200,
-        description="A token; the session has its scopes, and ends with it.",
+        description="A token; the session has the token's scopes, and ends when the token does.",
         examples=["${STEPTUNE_TOKEN}"],
     )
 
@@ -78,7 +78,7 @@ def open_session(request: Request, access: RequestAccess, body: LoginRequest) ->
 @router.get(
     "",
     summary="Who am I?",
-    description="And what may I do; with a session, also the token that its requests must bring.",
+    description="Returns the user and the permissions; for a session also the CSRF token that its requests must send.",
     responses=returns(Me, "Who is asking."),
 )
 def get_session(request: Request, access: RequestAccess, principal: Anybody) -> Response:
@@ -95,7 +95,9 @@ def get_session(request: Request, access: RequestAccess, principal: Anybody) -> 
 )
 def close_session(request: Request, access: RequestAccess, principal: Anybody) -> Response:
     if principal.method is not Method.SESSION:
-        raise RefusalError(409, "no-session", "there is no session to end; a token ends with POST /tokens/{id}/revoke")
+        raise RefusalError(
+            409, "no-session", "the request has no session to end: revoke a token with POST /tokens/{id}/revoke"
+        )
     response = Response(status_code=204)
     end_session(request, response, access)
     return response

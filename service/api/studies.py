@@ -40,7 +40,7 @@ PLAIN = r"^[^\x00-\x1f]*$"
 @router.get(
     "",
     summary="List studies",
-    description="Yours, the newest first; all of them for administrators.",
+    description="Your studies, the newest first; administrators see all studies.",
     responses={**returns(Page[StudySummary], "A page of studies."), **unchanged()},
 )
 @reads_rows
@@ -48,24 +48,24 @@ def list_studies(
     request: Request,
     principal: Reader,
     page: Paging,
-    state: Annotated[StudyState | None, Query(description="Only those in this state.")] = None,
+    state: Annotated[StudyState | None, Query(description="Only studies in this state.")] = None,
     owner: Annotated[
-        str | None, Query(pattern=r"^[0-9A-Za-z]{1,64}$", description="Only those of this user (an id).")
+        str | None, Query(pattern=r"^[0-9A-Za-z]{1,64}$", description="Only studies of this user (an id).")
     ] = None,
     workload: Annotated[
         str | None,
         Query(
             max_length=500,
             pattern=PLAIN,
-            description="Only those of this workload (its reference, as the study has it).",
+            description="Only studies of this workload (a reference, exactly as in the study).",
         ),
     ] = None,
     workload_id: Annotated[
-        str | None, Query(pattern=r"^[0-9a-z]{1,64}$", description="Only those of this uploaded workload.")
+        str | None, Query(pattern=r"^[0-9a-z]{1,64}$", description="Only studies of this uploaded workload.")
     ] = None,
     hardware: Annotated[
         str | None,
-        Query(pattern=r"^[0-9a-f]{1,64}$", description="Only those on this hardware profile (a fingerprint)."),
+        Query(pattern=r"^[0-9a-f]{1,64}$", description="Only studies on this hardware profile (a fingerprint)."),
     ] = None,
 ) -> Response:
     service = services(request)
@@ -85,7 +85,7 @@ def list_studies(
 @router.get(
     "/{study_id}",
     summary="Read a study",
-    description="The request, the machine that runs it, and its progress. Its ETag goes into `If-Match` of a change.",
+    description="The request, the machine that runs it, and its progress. Send its ETag as `If-Match` with a change.",
     responses={**returns(StudyDetail, "The study."), **unchanged(), **refuses(404)},
 )
 @reads_rows
@@ -98,7 +98,7 @@ def get_study(request: Request, principal: Reader, study_id: StudyId) -> Respons
     "",
     status_code=201,
     summary="Submit a study",
-    description="It waits for a worker with the hardware, and takes turns with other users' studies.",
+    description="The study waits for a worker with the required hardware. Studies of different users take turns.",
     responses={**returns(StudyDetail, "The new study.", status=201, headers=("Location",)), **refuses(404, 409, 507)},
 )
 def submit_study(request: Request, principal: Submitter, body: StudyRequest, once: Once) -> Response:
@@ -113,7 +113,8 @@ def submit_study(request: Request, principal: Submitter, body: StudyRequest, onc
 @router.patch(
     "/{study_id}",
     summary="Change a study",
-    description="Its title, tags, notes or priority. With `If-Match`, only if nobody changed it meanwhile.",
+    description="Changes the title, tags, notes or priority. With `If-Match`, only if the study has not changed "
+    "meanwhile.",
     responses={**returns(StudyDetail, "The study as it is now."), **refuses(404, 409, 412)},
 )
 def change_study(
@@ -141,7 +142,8 @@ def change_study(
     "/{study_id}",
     status_code=204,
     summary="Delete a study",
-    description="With its trials and everything measured in them. One that is running has to be cancelled first.",
+    description="Deletes the study with its trials and all their measurements. A running study must be "
+    "cancelled first.",
     responses={204: {"description": "It is gone."}, **refuses(404, 409, 412)},
 )
 def delete_study(request: Request, principal: Submitter, study_id: StudyId, if_match: IfMatch = None) -> Response:
@@ -154,7 +156,7 @@ def delete_study(request: Request, principal: Submitter, study_id: StudyId, if_m
     "/{study_id}/cancel",
     status_code=202,
     summary="Cancel a study",
-    description="Ends it for good. One that is running stops soon, and recommends the best so far.",
+    description="Ends the study permanently. A running study stops soon, and recommends the best candidate so far.",
     responses={**ACCEPTED, **refuses(404, 409, 412)},
 )
 def cancel_study(
@@ -168,7 +170,7 @@ def cancel_study(
     "/{study_id}/pause",
     status_code=202,
     summary="Pause a study",
-    description="Stops it until it is resumed. A running study stops soon; complete trials are kept.",
+    description="Stops the study until it is resumed. A running study stops soon; complete trials are kept.",
     responses={**ACCEPTED, **refuses(404, 409, 412)},
 )
 def pause_study(
@@ -256,7 +258,9 @@ def _checked_version(service: Services, principal: Principal, study_id: str, if_
     check_study(service.engine, study_id, principal)
     version = queries.version_of_study(service.engine, study_id)
     if version is None:
-        raise RefusalError(409, "not-in-queue", f"study {study_id} is of the command line: it can only be read here")
+        raise RefusalError(
+            409, "not-in-queue", f"study {study_id} belongs to the command line: the service can only read it"
+        )
     return check_version(if_match, version)
 
 

@@ -35,13 +35,14 @@ class TokenRequest(Body):
 
     name: Text = Field(default="", max_length=MAX_NAME, description="Purpose of the token.", examples=["nightly runs"])
     scopes: list[Annotated[Scope, Field(strict=False)]] = Field(
-        min_length=1, max_length=len(Scope), description="Rights of the token; at most your own.", examples=[["read"]]
+        min_length=1, max_length=len(Scope), description="Scopes of the token; at most your own.", examples=[["read"]]
     )
     expires_in_days: float | None = Field(
         default=None,
         gt=0,
         le=MAX_DAYS,
-        description="Expiry; null for the service's default. No later than that of the token that creates it.",
+        description="Time of expiry; null for the service's default. A token cannot expire later than the token that "
+        "creates it.",
         examples=[30],
     )
     user_id: Id | None = Field(
@@ -65,8 +66,8 @@ class IssuedToken(Record):
     "",
     status_code=201,
     summary="Make a token",
-    description="The secret is in the answer, and nowhere else; so there is no `Idempotency-Key` here. A token made "
-    "with a token ends with it.",
+    description="Only this answer contains the secret, so that `Idempotency-Key` is not accepted. A token that was "
+    "created with another token becomes invalid together with it.",
     responses={**returns(IssuedToken, "The token.", status=201, headers=("Location",)), **refuses(404)},
 )
 def create_token(
@@ -78,11 +79,15 @@ def create_token(
 ) -> Response:
     if idempotency_key is not None:
         raise RefusalError(
-            400, "no-idempotency", "a token cannot be given out twice: send this without Idempotency-Key"
+            400,
+            "no-idempotency",
+            "the secret of a token is returned only once: send the request without Idempotency-Key",
         )
     user_id = body.user_id or principal.user_id
     if not principal.may_see(user_id):
-        raise RefusalError(403, "forbidden", "only administrators make tokens for others: leave out `user_id`")
+        raise RefusalError(
+            403, "forbidden", "only administrators may create tokens for other users: leave out `user_id`"
+        )
     days = access.settings.token_days if body.expires_in_days is None else body.expires_in_days
     token, bearer = access.tokens.issue(user_id, name=body.name, scopes=body.scopes, days=days, by=principal)
     note(request, token_id=token.token_id, user_id=user_id, scopes=" ".join(token.scopes))
@@ -95,7 +100,8 @@ def create_token(
 @router.get(
     "",
     summary="List tokens",
-    description="Yours, the newest first; all of them for administrators. Revoked and expired ones stay in the list.",
+    description="Your tokens, the newest first; administrators see all tokens. Revoked and expired ones stay in "
+    "the list.",
     responses={**returns(Page[Token], "A page of tokens."), **unchanged()},
 )
 def list_tokens(
@@ -104,7 +110,7 @@ def list_tokens(
     principal: Caller,
     page: Paging,
     user: Annotated[
-        str | None, Query(pattern=r"^[0-9a-z]{1,64}$", description="Only those of this user (an id).")
+        str | None, Query(pattern=r"^[0-9a-z]{1,64}$", description="Only tokens of this user (an id).")
     ] = None,
 ) -> Response:
     if user is not None and not principal.may_see(user):
@@ -117,7 +123,7 @@ def list_tokens(
 @router.get(
     "/{token_id}",
     summary="Read a token",
-    description="All but its secret.",
+    description="Everything about the token except its secret.",
     responses={**returns(Token, "The token."), **unchanged(), **refuses(404)},
 )
 def get_token(request: Request, access: RequestAccess, principal: Caller, token_id: TokenId) -> Response:
@@ -127,8 +133,8 @@ def get_token(request: Request, access: RequestAccess, principal: Caller, token_
 @router.post(
     "/{token_id}/revoke",
     summary="Revoke a token",
-    description="From now on it is refused, and with it the tokens and browser sessions that were made with it. "
-    "Revoking it again changes nothing. A token that may do more than the one that is sent cannot be revoked with it.",
+    description="The service refuses the token from now on, and all tokens and browser sessions that were created with "
+    "it. Revoking it again changes nothing. A token can revoke another only if it has all scopes of that token.",
     responses={**returns(Token, "The token."), **refuses(404)},
 )
 def revoke_token(request: Request, access: RequestAccess, principal: Caller, token_id: TokenId) -> Response:

@@ -54,8 +54,8 @@ class TrialFormat(StrEnum):
 @router.get(
     "/studies/{study_id}/trials",
     summary="List a study's trials",
-    description="In the order in which they began. As a table (by `format`, or by what `Accept` prefers) they come all "
-    "at once: `limit` and `cursor` are for pages.",
+    description="Trials in the order in which they began. A table (selected by `format` or `Accept`) contains all "
+    "trials: `limit` and `cursor` apply to pages only.",
     responses={
         **returns(Page[TrialSummary], "A page of trials.", other_types=tuple(TABLES.values())),
         **unchanged(),
@@ -67,7 +67,7 @@ async def list_trials(
     principal: Reader,
     study_id: StudyId,
     page: Paging,
-    state: Annotated[TrialState | None, Query(description="Only those in this state.")] = None,
+    state: Annotated[TrialState | None, Query(description="Only trials in this state.")] = None,
     format: Annotated[TrialFormat | None, Query(description="Goes before `Accept`.")] = None,
 ) -> Response:
     form = format or _accepted(request)
@@ -89,7 +89,7 @@ def _page_of_trials(
 @router.get(
     "/studies/{study_id}/optuna",
     summary="Export a study for Optuna",
-    description="As an Optuna study in a journal file, which optuna-dashboard opens. Trials that run are left out.",
+    description="The study as an Optuna journal file, which optuna-dashboard can open. Running trials are left out.",
     responses={**returns_file((OPTUNA.media_type,), "The file."), **unchanged(), **refuses(404)},
 )
 def get_optuna_study(request: Request, principal: Reader, study_id: StudyId) -> Response:
@@ -99,7 +99,8 @@ def get_optuna_study(request: Request, principal: Reader, study_id: StudyId) -> 
 @router.get(
     "/trials/{trial_id}",
     summary="Read a trial",
-    description="The configuration and the result. Windows, breakdown, kernels and so on have places below it.",
+    description="The configuration and the result. Windows, breakdown, kernels and other details have paths of their "
+    "own below this one.",
     responses={**returns(TrialDetail, "The trial."), **unchanged(), **refuses(404)},
 )
 @reads_rows
@@ -130,7 +131,7 @@ def list_windows(request: Request, principal: Reader, trial_id: TrialId, page: P
 @router.get(
     "/trials/{trial_id}/breakdown",
     summary="Read a trial's breakdown",
-    description="Exclusive categories of the profiled steps' time; they sum to the steps exactly.",
+    description="Exclusive categories of the profiled steps' time; their sum is exactly the time of the steps.",
     responses={**returns(TrialBreakdown, "The breakdown."), **unchanged(), **refuses(404)},
 )
 @reads_rows
@@ -143,7 +144,7 @@ def get_breakdown(request: Request, principal: Reader, trial_id: TrialId) -> Res
 @router.get(
     "/trials/{trial_id}/kernels",
     summary="List a trial's kernels",
-    description="Those with the most time in the profiled steps of the first rank.",
+    description="The kernels with the most time in the profiled steps of the first rank.",
     responses={**returns(Page[KernelStats], "A page of kernels."), **unchanged(), **refuses(404)},
 )
 @reads_rows
@@ -155,7 +156,7 @@ def list_kernels(request: Request, principal: Reader, trial_id: TrialId, page: P
 @router.get(
     "/trials/{trial_id}/gaps",
     summary="List a trial's gaps",
-    description="Where the device did nothing, by cause and by the kernel that ends the gap; the most time first.",
+    description="Idle times of the device, by cause and by the kernel that ends the gap; the largest total first.",
     responses={**returns(Page[GapSite], "A page of gaps."), **unchanged(), **refuses(404)},
 )
 @reads_rows
@@ -167,7 +168,7 @@ def list_gaps(request: Request, principal: Reader, trial_id: TrialId, page: Pagi
 @router.get(
     "/trials/{trial_id}/collectives",
     summary="List a trial's collectives",
-    description="Calls that exchange data between ranks, by name and message size; the most time first.",
+    description="Calls that exchange data between ranks, by name and message size; the largest total time first.",
     responses={**returns(Page[CollectiveStats], "A page of collectives."), **unchanged(), **refuses(404)},
 )
 @reads_rows
@@ -191,7 +192,8 @@ def list_trial_findings(request: Request, principal: Reader, trial_id: TrialId, 
 @router.get(
     "/trials/{trial_id}/guard",
     summary="Read a trial's guard",
-    description="Verdict on whether it is the same training: every check, and the loss curve beside the reference's.",
+    description="Verdict on whether the candidate is the same training, with every check and the loss curves of "
+    "candidate and reference.",
     responses={**returns(TrialGuard, "The guard's verdict."), **unchanged(), **refuses(404)},
 )
 @reads_rows
@@ -211,7 +213,7 @@ def _accepted(request: Request) -> TrialFormat:
     forms = {JSON: TrialFormat.JSON, **{media_type: TrialFormat(name) for name, media_type in TABLES.items()}}
     media_type = preferred(request.headers.get("accept", "*/*"), tuple(forms))
     if media_type is None:
-        raise RefusalError(406, "not-acceptable", f"it can be had as {', '.join(forms)}")
+        raise RefusalError(406, "not-acceptable", f"the trials are available as {', '.join(forms)}")
     return forms[media_type]
 
 

@@ -38,13 +38,15 @@ class Limits(Body):
         default=0,
         ge=-MAX_PRIORITY,
         le=MAX_PRIORITY,
-        description="Priority of their studies; higher ones are run first.",
+        description="Priority of the user's studies; higher ones run first.",
     )
-    max_running: int | None = Field(default=None, ge=0, le=_MAX_COUNT, description="Studies that may run at once.")
-    max_queued: int | None = Field(default=None, ge=0, le=_MAX_COUNT, description="Studies that may wait.")
-    max_device_hours: float | None = Field(default=None, ge=0, le=_MAX_COUNT, description="Device hours in 30 days.")
+    max_running: int | None = Field(default=None, ge=0, le=_MAX_COUNT, description="Maximum number of running studies.")
+    max_queued: int | None = Field(default=None, ge=0, le=_MAX_COUNT, description="Maximum number of waiting studies.")
+    max_device_hours: float | None = Field(
+        default=None, ge=0, le=_MAX_COUNT, description="Maximum device hours in 30 days."
+    )
     max_artifact_bytes: int | None = Field(
-        default=None, ge=0, le=_MAX_COUNT, description="Bytes of uploads, traces and logs."
+        default=None, ge=0, le=_MAX_COUNT, description="Maximum bytes of uploads, traces and logs."
     )
 
 
@@ -53,7 +55,10 @@ class UserRequest(Limits):
 
     name: Text = Field(min_length=1, max_length=MAX_NAME, description="Unique.", examples=["ada@example.org"])
     scopes: list[Annotated[Scope, Field(strict=False)]] = Field(
-        min_length=1, max_length=len(Scope), description="The most they may do.", examples=[["read", "submit"]]
+        min_length=1,
+        max_length=len(Scope),
+        description="Maximum scopes of the user's tokens and sessions.",
+        examples=[["read", "submit"]],
     )
 
 
@@ -61,16 +66,19 @@ class UserChanges(Limits):
     """Changes of a user; what is left out stays as it is."""
 
     scopes: list[Annotated[Scope, Field(strict=False)]] = Field(
-        default_factory=list, min_length=1, max_length=len(Scope), description="The most they may do."
+        default_factory=list,
+        min_length=1,
+        max_length=len(Scope),
+        description="Maximum scopes of the user's tokens and sessions.",
     )
-    disabled: bool = Field(default=False, description="Refuses their tokens and logins.")
+    disabled: bool = Field(default=False, description="Whether the user's tokens and logins are refused.")
 
 
 @router.post(
     "",
     status_code=201,
     summary="Make a user",
-    description="They get in with a token made for them, or by a login elsewhere that gives this name.",
+    description="The user logs in with a token, or through a proxy or an identity provider that reports this name.",
     responses={**returns(User, "The user.", status=201, headers=("Location",)), **refuses(409)},
 )
 def create_user(
@@ -105,7 +113,7 @@ def list_users(request: Request, access: RequestAccess, principal: Administrator
 @router.get(
     "/{user_id}",
     summary="Read a user",
-    description="Its ETag goes into `If-Match` of a change.",
+    description="Send the ETag of the answer as `If-Match` with a change.",
     responses={**returns(User, "The user."), **unchanged(), **refuses(404)},
 )
 def get_user(request: Request, access: RequestAccess, principal: Administrator, user_id: UserId) -> Response:
@@ -115,7 +123,8 @@ def get_user(request: Request, access: RequestAccess, principal: Administrator, 
 @router.patch(
     "/{user_id}",
     summary="Change a user",
-    description="Scopes, priority, limits, and whether they are disabled. The last administrator stays one.",
+    description="Changes scopes, priority, limits, or whether the user is disabled. The last administrator must keep "
+    "the scope `admin`.",
     responses={**returns(User, "The user."), **refuses(404, 412)},
 )
 def change_user(
@@ -145,4 +154,8 @@ def _check_unchanged(if_match: str | None, user: User) -> None:
     wanted = if_match or "*"
     tag = hashlib.sha256(msgspec.json.encode(user)).hexdigest()[:16]
     if wanted.strip() != "*" and f'"{tag}"' not in wanted:
-        raise RefusalError(412, "changed-meanwhile", f"the user is {tag!r} now, not {wanted[:100]}: read it again")
+        raise RefusalError(
+            412,
+            "changed-meanwhile",
+            f"the ETag of the user is {tag!r} now, not {wanted[:100]}: read the user again, then repeat the change",
+        )

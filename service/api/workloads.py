@@ -100,7 +100,7 @@ async def _sent_file(request: Request) -> SentFile:
     status_code=201,
     summary="Give a workload",
     description="Upload a Python file or an archive (tar, zip) as `multipart/form-data`, or name, as JSON, a zoo entry "
-    "or a class in a module that is installed on the workers. Uploaded code is looked at, never imported, by the API.",
+    "or a class in a module that is installed on the workers. The API parses uploaded code, and never imports it.",
     responses={
         **returns(WorkloadInfo, "The new workload.", status=201, headers=("Location",)),
         **refuses(409, 413, 415, 507),
@@ -132,7 +132,7 @@ def create_workload(
 @router.get(
     "",
     summary="List workloads",
-    description="Yours, the newest first; all of them for administrators.",
+    description="Your workloads, the newest first; administrators see all workloads.",
     responses={**returns(Page[WorkloadInfo], "A page of workloads."), **unchanged()},
 )
 def list_workloads(request: Request, principal: Reader, page: Paging) -> Response:
@@ -173,7 +173,7 @@ def _upload(request: Request, service: Services, principal: Principal, sent: Sen
             raise RefusalError(
                 503,
                 "too-many-uploads",
-                "other uploads are being unpacked, as many as may be at once: try again in a few seconds",
+                "the service is already unpacking the maximum number of uploads: try again in a few seconds",
                 headers={"Retry-After": "5"},
             )
         upload = receive(sent.file.file, sent.form.file, sent.form.entry, folder)

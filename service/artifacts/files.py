@@ -196,7 +196,7 @@ class RemoteFiles:
             extra = "; for s3:// install steptune[s3]" if url.startswith("s3") else ""
             raise MissingDependencyError(f"{self.place!r} needs a library: {error}{extra}") from error
         except ValueError as error:
-            raise StoreError(f"{self.place!r} is no place for artifacts: {error}; write s3://BUCKET/FOLDER") from error
+            raise StoreError(f"{self.place!r} cannot hold artifacts: {error}; write s3://BUCKET/FOLDER") from error
         self._root = root.rstrip("/")
 
     def write(self, name: str, chunks: Iterable[bytes]) -> None:

@@ -123,6 +123,7 @@ class PostgresLock:
 def _wait(deadline: float) -> None:
     if time.monotonic() > deadline:
         raise CollectionBusyError(
-            f"artifacts have been put for {COLLECTION_PATIENCE_S:g} s without a pause: garbage is collected next time"
+            f"artifacts were being stored without a pause for {COLLECTION_PATIENCE_S:g} s: garbage collection "
+            "is left to the next run"
         )
     time.sleep(_POLL_S)

@@ -125,7 +125,9 @@ class ArtifactStore:
         """
         found = self._files.find(_name(digest))
         if found is None:
-            raise ArtifactGoneError(f"there is no artifact {digest} in {self.place}: it was deleted, or is elsewhere")
+            raise ArtifactGoneError(
+                f"there is no artifact {digest} in {self.place}: it was deleted, or is stored elsewhere"
+            )
         return found.size_bytes
 
     @contextmanager
@@ -180,7 +182,10 @@ class ArtifactStore:
         finally:
             self._files.delete(name)
         if found is None:
-            raise StoreError(f"a file that was just written to {self.place} is not there: does something delete there?")
+            raise StoreError(
+                f"a file that was just written to {self.place} is missing: check that no other program deletes "
+                "files there"
+            )
         return found.modified_s
 
     def is_older(self, digest: str, than_s: float) -> bool:
@@ -202,7 +207,7 @@ class ArtifactStore:
 
 def _name(digest: str) -> str:
     if not _DIGEST.fullmatch(digest):
-        raise StoreError(f"{digest!r} is not a digest: 64 hexadecimal digits of a SHA-256")
+        raise StoreError(f"a digest must be the 64 hexadecimal digits of a SHA-256, got {digest!r}")
     return f"{digest[:2]}/{digest[2:]}"
 
 
@@ -219,7 +224,7 @@ class _Measured:
             self._size_bytes += len(chunk)
             if self._limit is not None and self._size_bytes > self._limit:
                 raise ArtifactTooLargeError(
-                    f"more than the {self._limit:,} bytes that are allowed: send less, or raise the limit"
+                    f"the content must have at most {self._limit:,} bytes: send less, or raise the limit"
                 )
             self._hash.update(chunk)
             yield chunk

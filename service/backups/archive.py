@@ -103,8 +103,8 @@ class BackupReader:
             versioned = msgspec.json.decode(text := source.read(), type=dict)
             if versioned.get("format") != FORMAT:
                 raise StoreError(
-                    f"{self._place} has format {versioned.get('format')!r}, and this version reads {FORMAT}: "
-                    "restore it with the version of Steptune that made it, or a later one"
+                    f"{self._place} has format {versioned.get('format')!r}, but this version reads format "
+                    f"{FORMAT}: restore the backup with the version of Steptune that made it, or a later one"
                 )
             return msgspec.json.decode(text, type=Manifest)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -117,9 +117,9 @@ class BackupReader:
             raise self.damaged(str(error)) from error
         if member is None or member.name != name or not member.isreg():
             found = "its end" if member is None else repr(member.name)
-            raise self.damaged(f"{name!r} should come next, and {found} does")
+            raise self.damaged(f"expected {name!r} next, found {found}")
         if size_bytes is None and member.size > _MAX_MANIFEST_BYTES:
-            raise self.damaged(f"its manifest has {member.size:,} bytes")
+            raise self.damaged(f"its manifest is too large ({member.size:,} bytes)")
         if size_bytes is not None and member.size != size_bytes:
             raise self.damaged(f"{name!r} has {member.size:,} bytes instead of {size_bytes:,}")
         return cast(BinaryIO, self._tar.extractfile(member))
@@ -161,7 +161,7 @@ def reading_backup(path: Path) -> Iterator[BackupReader]:
         try:
             tar = tarfile.open(fileobj=file, mode="r|")  # noqa: SIM115 (closed below)
         except tarfile.TarError as error:
-            raise StoreError(f"{path} is no backup: {error}; `steptune db backup FILE` makes one") from error
+            raise StoreError(f"{path} is not a backup: {error}; `steptune db backup FILE` creates one") from error
         with tar:
             yield BackupReader(tar, str(path))
 

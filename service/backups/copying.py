@@ -107,8 +107,8 @@ def restore(url: str, artifacts: ArtifactStore, path: Path, *, force: bool = Fal
             _known_revision(manifest.revision, str(path))
             if manifest.engine != engine.dialect.name:
                 raise StoreError(
-                    f"{path} is the backup of a {manifest.engine} database, and {place_of(engine)} is none: name "
-                    "another database"
+                    f"{path} is a backup of a {manifest.engine} database, and {place_of(engine)} is of another "
+                    f"kind: name a {manifest.engine} database"
                 )
             dumped = Path(folder) / DATABASE
             backup.database(dumped)
@@ -136,9 +136,7 @@ def _known_revision(revision: str | None, place: str) -> str | None:
 def _check_replaceable(revision: str | None, place: str, force: bool) -> None:
     """Refuse to replace a database unless forced. A newer schema may be replaced too, which is how to downgrade."""
     if revision is not None and not force:
-        raise StoreError(
-            f"{place} holds studies already: name an empty database, or replace what it holds with --force"
-        )
+        raise StoreError(f"{place} already holds studies: name an empty database, or replace its contents with --force")
 
 
 def _present(artifacts: ArtifactStore, digests: Iterable[str]) -> tuple[tuple[BackedUpFile, ...], tuple[str, ...]]:
@@ -163,4 +161,4 @@ def _put_all(backup: BackupReader, artifacts: ArtifactStore) -> None:
     for file, chunks in backup.artifacts():
         put = artifacts.put(chunks)
         if put.digest != file.sha256:
-            raise backup.damaged(f"artifact {file.sha256} is not what was backed up")
+            raise backup.damaged(f"the content of artifact {file.sha256} does not match its digest")

@@ -60,8 +60,9 @@ def _set_aside(engine: Engine) -> str:
         schema = str(connection.scalar(select(func.current_schema())))
         if REPLACED in inspect(connection).get_schema_names():
             raise StoreError(
-                f"{place_of(engine)} has a schema {REPLACED}, left by a restore that was killed: where its tables are "
-                f"the ones you want, move them back (ALTER TABLE {REPLACED}.… SET SCHEMA {schema}), then drop it"
+                f"{place_of(engine)} has a schema {REPLACED}, which an interrupted restore left behind: if you "
+                f"want to keep its tables, move them back (ALTER TABLE {REPLACED}.… SET SCHEMA {schema}), then "
+                "drop the schema"
             )
         if inspect(connection).get_table_names(schema):
             try:

@@ -32,7 +32,7 @@ def analyze(
     traces: Annotated[
         list[str],
         typer.Argument(
-            help="Captures of one run, a file a rank: files, folders, patterns or a .zip. Traces of torch.profiler "
+            help="Captures of one run, one file per rank: files, folders, patterns or a .zip. Traces of torch.profiler "
             "(.json, .json.gz), exports of Nsight Systems (.sqlite), results of rocprofv3 (.json, _kernel_trace.csv), "
             "profiles of JAX (.trace.json.gz).",
             metavar="TRACE...",
@@ -41,7 +41,9 @@ def analyze(
     compare: Annotated[
         list[str] | None,
         typer.Option(
-            "--compare", help="Traces of another run: what it changed. Repeat it for ranks.", show_default=False
+            "--compare",
+            help="Trace of another run, to list the changes; repeat the option for further ranks.",
+            show_default=False,
         ),
     ] = None,
     html: Annotated[
@@ -52,7 +54,8 @@ def analyze(
         Path | None,
         typer.Option(
             "--perfetto",
-            help="Write tracks for ui.perfetto.dev here, with the trace itself if it is one (.json or .json.gz).",
+            help="Write tracks for ui.perfetto.dev to this path (.json or .json.gz); a single torch.profiler trace is "
+            "included.",
             show_default=False,
         ),
     ] = None,
@@ -60,16 +63,16 @@ def analyze(
         float | None,
         typer.Option(
             "--unprofiled-step-ms",
-            help="Step time without the profiler, in milliseconds: takes its cost out of the breakdown.",
+            help="Step time without the profiler, in milliseconds; removes the profiler's overhead from the breakdown.",
             show_default=False,
         ),
     ] = None,
     top: Annotated[
-        int, typer.Option("--top", min=1, help="Rows of kernels, operators and differences in the terminal.")
+        int, typer.Option("--top", min=1, help="Maximum rows of kernels, operators and differences in the terminal.")
     ] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Say what limits the steps of a capture of torch.profiler or another profiler, and what could be done about it."""
+    """Find what limits the training steps in a capture of torch.profiler or another profiler, with advice."""
     from steptune.tuner.profiling.comparison import shortened
     from steptune.tuner.profiling.trace_files import find_traces
 
@@ -175,14 +178,14 @@ def _check_targets(files: Sequence[Path], *targets: Path | None) -> None:
     sources = {path.resolve() for path in files}
     written = [target.resolve() for target in targets if target is not None]
     if len(set(written)) < len(written):
-        raise ChoiceError(f"{written[0].name} is named for two results: write them to different files")
+        raise ChoiceError(f"--html and --perfetto both name {written[0].name}: write them to different files")
     for target in targets:
         if target is None:
             continue
         if target.resolve() in sources:
-            raise ChoiceError(f"{target} is a trace that is read: write to another file")
+            raise ChoiceError(f"{target} is one of the input traces: write to another file")
         if target.is_dir() or not target.resolve().parent.is_dir():
-            raise ChoiceError(f"{target} cannot be written: name a file in a folder that exists")
+            raise ChoiceError(f"{target} cannot be written: name a file in an existing folder")
 
 
 SHORTEST_MS, LONGEST_MS = 1e-3, 86_400_000.0
@@ -194,7 +197,7 @@ def _nanoseconds(milliseconds: float | None) -> int | None:
         return None
     if not SHORTEST_MS <= milliseconds <= LONGEST_MS:
         raise ChoiceError(
-            f"--unprofiled-step-ms {milliseconds:g}: give the milliseconds of one step, {SHORTEST_MS:g} to "
-            f"{LONGEST_MS:g}"
+            f"--unprofiled-step-ms must be from {SHORTEST_MS:g} to {LONGEST_MS:g} ms, got {milliseconds:g}: give the "
+            "time of one step in milliseconds"
         )
     return round(milliseconds * 1e6)

@@ -117,7 +117,7 @@ def _proof(console: Console, recommendation: Recommendation | None) -> list[Text
 def _training(guard: GuardVerdict) -> str:
     """Say whether it is the same training, as far as that could be compared."""
     if not guard.checks:
-        return "not guarded: nothing could be compared"
+        return "not guarded: nothing was comparable"
     return "same training" if guard.passed else "not the same training"
 
 
@@ -197,7 +197,7 @@ def _use(study: Study, recommendation: Recommendation | None, results: Results |
     script = next((path for path in results.exports if path.suffix == ".py"), None)
     if script is not None:
         lines.append(Text(f"{INDENT}python {shlex.quote(str(script))}"))
-    lines.append(_file("your own script: steptune.apply with", _named(results.exports, ".json")))
+    lines.append(_file("for steptune.apply in your script:", _named(results.exports, ".json")))
     return [*lines, _file("report", results.report)]
 
 
@@ -209,7 +209,7 @@ def _use_in_script(study: Study, recommendation: Recommendation, results: Result
         lines.append(_command(f"steptune export {_short(study)} -f diff -o - | git apply", "changes the lines"))
     if results is None:
         lines.append(
-            _command(f"steptune export {_short(study)} -f json", "for steptune.enable, one line in the script")
+            _command(f"steptune export {_short(study)} -f json", "settings for steptune.enable, one line in the script")
         )
         return lines
     path = _named(results.exports, ".json")
@@ -221,13 +221,13 @@ def _next(study: Study, recommendation: Recommendation | None) -> list[Text]:
     lines = [Text(), Text("Next", style="bold")]
     short = _short(study)
     if study.state in _UNFINISHED:
-        lines.append(_command(resume_command(study), "goes on with the search"))
+        lines.append(_command(resume_command(study), "continues the search"))
     elif study.state is StudyState.FAILED:
         lines.append(_command(f"steptune delete {short}", "removes this study"))
     elif recommendation is not None and not recommendation.candidate.is_baseline:
         both = "both scripts" if is_command(study.workload) else "both settings"
         lines.append(_command(f"steptune verify {short}", f"trains {both} and compares their losses"))
-    return [*lines, _command(f"steptune show {short} --all", "the breakdown, all trials, what was not tried")]
+    return [*lines, _command(f"steptune show {short} --all", "the breakdown, all trials, untried choices")]
 
 
 def _of_database(line: Text, option: str) -> Text:

@@ -45,7 +45,7 @@ def zoo(as_json: AsJson = False) -> None:
     for row in rows:
         summary = Text(str(row["summary"]))
         if row["missing"]:
-            summary.append(f"\nfirst: pip install {' '.join(row['missing'])}", style="yellow")
+            summary.append(f"\nrequires: pip install {' '.join(row['missing'])}", style="yellow")
         table.add_row(Text(str(row["reference"]), style="bold"), summary)
     output.print(table)
 
@@ -54,7 +54,10 @@ def strategies(
     workload: Annotated[
         str | None,
         typer.Option(
-            "--workload", "-w", help="Judge for this workload (default: several typical ones).", show_default=False
+            "--workload",
+            "-w",
+            help="Workload to judge the strategies for (default: several typical ones).",
+            show_default=False,
         ),
     ] = None,
     device: Device = None,
@@ -64,7 +67,7 @@ def strategies(
     from steptune.service.probing import look_here
 
     check_platform()
-    with errors.status("looking at this machine"):
+    with errors.status("inspecting this machine"):
         environment, workloads = look_here(workload, device)
     rows = [_row(strategy, environment, workloads) for strategy in _strategies(workloads)]
     if as_json:
@@ -73,7 +76,7 @@ def strategies(
     for row in rows:
         _print_strategy(row)
     output.print(
-        f"judged for {environment.hardware.label}; {' or '.join(facts.name for facts in workloads)}",
+        f"judged for {environment.hardware.label} and {' or '.join(facts.name for facts in workloads)}",
         style="dim",
         markup=False,
     )
@@ -92,7 +95,7 @@ def _print_strategy(row: dict[str, Any]) -> None:
             Padding(Text(f"{numerics}: ", style="green").append(labels, style="default"), (0, 0, 0, 4), expand=False)
         )
     for reason, labels in _grouped(row["unsupported"], "reason"):
-        output.print(Padding(Text(f"not here, {reason}: {labels}", style="dim"), (0, 0, 0, 4), expand=False))
+        output.print(Padding(Text(f"not available here, {reason}: {labels}", style="dim"), (0, 0, 0, 4), expand=False))
     output.print()
 
 

@@ -41,8 +41,8 @@ def refuse_secrets(command: Sequence[str]) -> None:
     name = secret_in(command)
     if name is not None:
         raise ChoiceError(
-            f"{name} sounds like a secret, and a study shows its command: give it to the script by an environment "
-            "variable or a file"
+            f"{name} sounds like a secret, and a study shows its command: pass the value to the script in an "
+            "environment variable or a file"
         )
 
 
@@ -55,8 +55,8 @@ def refuse_options(context: typer.Context, names: Sequence[str], what: str = "wo
     given = [name for name in names if _was_given(context, name)]
     if given:
         option = "--" + given[0].replace("_", "-")
-        way = "set by the command's own arguments" if what == "workloads" else "this is a workload"
-        raise ChoiceError(f"{option} is for {what}: {way}")
+        way = "use the command's own arguments" if what == "workloads" else "leave it out for a workload"
+        raise ChoiceError(f"{option} is for {what} only: {way}")
 
 
 def _was_given(context: typer.Context, name: str) -> bool:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from steptune.tuner.trace_records import Comparison
 
 SIDE = (
-    "A trace of torch.profiler (file, folder or pattern), or a trial: STUDY:NUMBER, STUDY:baseline, "
-    "STUDY:recommended (STUDY as for `show`, `last` too), or the id of a trial."
+    "A trace of torch.profiler (file, folder or pattern), or a trial: its id, STUDY:NUMBER, STUDY:baseline or "
+    "STUDY:recommended. STUDY is an id of a study, the start or end of the id, or `last`."
 )
 
 
@@ -31,18 +31,18 @@ def register(app: typer.Typer) -> None:
 
 def compare(
     before: Annotated[str, typer.Argument(help=SIDE, metavar="A")],
-    after: Annotated[str, typer.Argument(help="The same, of the other side.", metavar="B")],
-    top: Annotated[int, typer.Option("--top", min=1, help="Rows of kernels and gaps.")] = 10,
+    after: Annotated[str, typer.Argument(help="The other trace or trial, named like A.", metavar="B")],
+    top: Annotated[int, typer.Option("--top", min=1, help="Maximum rows of kernels and of gaps.")] = 10,
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what changed from A to B: every category with an interval, and the kernels and gaps that explain it."""
+    """Compare A with B: the change of every category, with an interval, and the kernels and gaps that explain it."""
     from steptune.service.cli.trace_summary import print_comparison
 
     kinds = [_is_trace(side) for side in (before, after)]
     if kinds[0] != kinds[1]:
         trace, trial = (before, after) if kinds[0] else (after, before)
-        raise ChoiceError(f"{trace} is a trace and {trial} a trial: compare two traces, or two trials")
+        raise ChoiceError(f"{trace} is a trace and {trial} is a trial: compare two traces or two trials")
     comparison = _of_traces(before, after, top) if kinds[0] else _of_trials(before, after, top, database)
     if as_json:
         print_json(comparison)

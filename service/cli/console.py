@@ -47,7 +47,7 @@ def studies_table(last: str, rows: Iterable[tuple[str, str, Text]]) -> Table:
     Args:
         last: Heading of the column of texts.
     """
-    table = plain_table("study", "begun", last)
+    table = plain_table("study", "started", last)
     for column in table.columns[:2]:
         column.no_wrap = True
     for study_id, created_at, text in rows:

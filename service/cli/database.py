@@ -20,22 +20,22 @@ from steptune.service.permissions import keep_private, mend
 
 BackupFile = Annotated[Path, typer.Argument(help="File of the backup.", metavar="FILE")]
 
-app = typer.Typer(help="The database, and the files that its rows refer to.", no_args_is_help=True)
+app = typer.Typer(help="Manage the database and the files that its rows refer to.", no_args_is_help=True)
 
 
 @app.command()
 def upgrade(database: Database = None, as_json: AsJson = False) -> None:
-    """Bring the database to this version's schema; creates the tables where there are none."""
+    """Upgrade the database to this version's schema, or create the tables in an empty one."""
     settings = settings_with(database)
     mend(settings)  # files that earlier versions left open to others
     before, now = migrate(settings.database_url), known_revisions()[0]
     if as_json:
         print_json({"database": without_password(settings.database_url), "upgraded": True, "from": before, "to": now})
     elif before == now:
-        output.print(f"the database has this version's schema already (revision {now})")
+        output.print(f"the database already has this version's schema (revision {now})")
     else:
-        where = f"upgraded from revision {before}" if before else "made"
-        output.print(f"the database was {where}: it has this version's schema (revision {now})")
+        done = f"upgraded the database from revision {before}" if before else "created the database"
+        output.print(f"{done}; it now has this version's schema (revision {now})")
 
 
 @app.command()
@@ -55,7 +55,8 @@ def gc(database: Database = None, as_json: AsJson = False) -> None:
         print_json(report)
         return
     output.print(
-        f"{report.num_files} files removed, {units.memory(report.size_bytes)}; {report.num_traces} traces given up"
+        f"removed {units.counted(report.num_files, 'file')} ({units.memory(report.size_bytes)}), and "
+        f"{units.counted(report.num_traces, 'trace')} beyond a quota"
     )
 
 
@@ -63,13 +64,13 @@ def gc(database: Database = None, as_json: AsJson = False) -> None:
 def backup(
     path: BackupFile,
     without_artifacts: Annotated[
-        bool, typer.Option("--without-artifacts", help="The rows only, without traces and uploads.")
+        bool, typer.Option("--without-artifacts", help="Back up the rows only, without traces and uploads.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the database and the files that it refers to into FILE, as they are at one moment; may be in use."""
+    """Back up the database and its files to FILE, as they are at one moment; the service may keep running."""
     settings = settings_with(database)
     artifacts = None if without_artifacts else open_artifacts(settings)
     report = back_up(settings.database_url, artifacts, path, force=force)
@@ -79,17 +80,17 @@ def backup(
     files = units.counted(report.num_artifacts, "file")
     output.print(f"{path}  the database and {files}, {units.memory(report.size_bytes)}", soft_wrap=True, markup=False)
     if report.num_missing:
-        say(f"{units.counted(report.num_missing, 'file')} that rows refer to were not there", style="yellow")
+        say(f"{units.counted(report.num_missing, 'file')} that rows refer to were missing", style="yellow")
 
 
 @app.command()
 def restore(
     path: BackupFile,
-    force: Annotated[bool, typer.Option("--force", help="Replace what the database holds.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the contents of the database.")] = False,
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put a backup back; stop servers and workers first, and restore only files that you trust."""
+    """Restore a backup; stop servers and workers first, and restore only files that you trust."""
     settings = settings_with(database)
     report = restore_backup(settings.database_url, open_artifacts(settings), path, force=force)
     if as_json:
@@ -97,4 +98,4 @@ def restore(
         return
     output.print(f"restored the database and {units.counted(report.num_artifacts, 'file')}")
     if not report.is_current:
-        say(f"its schema is {report.revision}: run `steptune db upgrade` next", style="yellow")
+        say(f"the restored schema is revision {report.revision}: run `steptune db upgrade` next", style="yellow")

@@ -31,7 +31,7 @@ def delete(
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete a study with all its measurements, with --url at a service; reports and exports stay."""
+    """Delete a study and all its measurements, here or (with --url) at a service; reports and exports stay."""
     if url and database is None:
         with connected(url, token, token_file) as client:
             found = client.study(study_id_of(client, study_id))
@@ -54,7 +54,7 @@ def _confirm(what: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise ChoiceError(f"cannot ask whether to delete study {what}: add --yes")
+        raise ChoiceError(f"cannot ask for confirmation without a terminal: add --yes to delete study {what}")
     typer.confirm(f"Delete study {what}? This cannot be undone.", abort=True, err=True)
 
 

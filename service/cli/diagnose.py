@@ -40,16 +40,18 @@ def profile(
         ),
     ] = None,
     trace: Annotated[
-        Path | None, typer.Option(help="Keep the trace here (.json.gz, opens in Perfetto).", show_default=False)
+        Path | None,
+        typer.Option(help="Write the trace to this path (.json.gz, opens in Perfetto).", show_default=False),
     ] = None,
     full: Annotated[
-        bool, typer.Option("--full", help="With a command: let it run to its end, in its folder; what it writes stays.")
+        bool,
+        typer.Option("--full", help="With a command: run it to its end, in its folder; files that it writes stay."),
     ] = False,
     in_place: Annotated[
         bool,
         typer.Option(
             "--in-place",
-            help="With a command: let it write into its folder until its steps are recorded, not into a view.",
+            help="With a command: write into its folder, not into a temporary view, until its steps are recorded.",
         ),
     ] = False,
     seed: Seed = 0,
@@ -59,17 +61,17 @@ def profile(
     isolation: Isolation = None,
     as_json: AsJson = False,
 ) -> None:
-    """Profile WORKLOAD, or the training script that a command runs, as it is: where a step's time goes, and what could
-    be done about it.
+    """Profile WORKLOAD, or the training script that a command runs, unchanged: where a step's time goes, and how to
+    reduce it.
 
-    After `--` comes the command, as you type it: `steptune profile -- python train.py --lr 1e-3`, or torchrun,
-    accelerate launch, a shell script. It is ended when some of its steps are recorded.
+    Write the command after `--`, as you type it: `steptune profile -- python train.py --lr 1e-3`, or torchrun,
+    accelerate launch, a shell script. Steptune ends the command once it has recorded enough steps.
     """
     check_platform()
     command: tuple[str, ...] | None = context.meta.get(COMMAND)
     if command is None:
         if full or in_place:
-            raise ChoiceError("--full and --in-place are for a command: write it after `--`")
+            raise ChoiceError("--full and --in-place require a command: write it after `--`")
         if workload is None:
             raise ChoiceError("nothing to profile: name a workload, or a command after `--`")
         _profile_workload(workload, trace, seed, device, foreign_load, python, isolation, as_json=as_json)
@@ -80,9 +82,9 @@ def profile(
 
 def _check_command(context: typer.Context, command: Sequence[str], workload: str | None) -> None:
     if not command:
-        raise ChoiceError("no command after `--`: write it as you type it, like `-- python train.py`")
+        raise ChoiceError("no command after `--`: write the training command there, like `-- python train.py`")
     if workload is not None:
-        raise ChoiceError(f"{workload} and a command after `--`: profile one of them")
+        raise ChoiceError(f"both the workload {workload} and a command after `--` are given: profile one of them")
     refuse_options(context, ("seed", "device", "foreign_load", "python", "isolation"))
 
 
@@ -126,7 +128,7 @@ def _profile_script(command: tuple[str, ...], trace: Path | None, *, full: bool,
 
     links = () if full or in_place else find_links_out(Path.cwd())
     if links:
-        say(f"what the script writes through {', '.join(links)} is real: such links lead out of this folder")
+        say(f"the script writes to the real files through {', '.join(links)}: these links lead out of this folder")
     script = ran_script(command, full=full, in_place=in_place, own_output=not as_json)
     with interruptible(), script as ended:
         result = script_profile(command, ended)
@@ -145,54 +147,54 @@ def doctor(
     logs: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Output of one run under NCCL_DEBUG=INFO, a file or one a rank: how its ranks communicate, and what "
-            "stands in the way.",
+            help="Output of one run with NCCL_DEBUG=INFO, one file or one per rank: shows how its ranks communicate "
+            "and what slows them.",
             metavar="LOG",
             show_default=False,
         ),
     ] = None,
     network: Annotated[
         bool,
-        typer.Option("--network", help="Examine this host's network for NCCL: GPUDirect RDMA and all that it needs."),
+        typer.Option("--network", help="Examine this host's network for NCCL: GPUDirect RDMA and its requirements."),
     ] = False,
     root: Annotated[
         Path | None,
         typer.Option(
             "--root",
-            help="Examine the network of another host, of which sys, proc, etc and dev are copied into this directory.",
+            help="Examine the network of another host from copies of its sys, proc, etc and dev in this directory.",
             show_default=False,
         ),
     ] = None,
     topology: Annotated[
         bool,
-        typer.Option("--topology", help="Measure the links between ranks on this machine; they are kept for studies."),
+        typer.Option("--topology", help="Measure the links between ranks on this machine, for later studies."),
     ] = False,
     ranks: Annotated[
         int | None,
         typer.Option(
             min=2,
-            help="With --topology: number of ranks (default: one on every GPU, two on a CPU).",
+            help="With --topology: number of ranks (default: one per GPU, or two on a CPU).",
             show_default=False,
         ),
     ] = None,
     device: Device = None,
     remeasure_links: Annotated[
-        bool, typer.Option("--remeasure-links", help="With --topology: repeat known measurements.")
+        bool, typer.Option("--remeasure-links", help="With --topology: repeat earlier measurements.")
     ] = False,
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what this machine offers, or what slows the network of a host or a run; status 1 where there is a problem."""
+    """Examine this machine, or the network of a host or of a run; exit with status 1 where there is a problem."""
     if topology:
         from steptune.service.cli.topology import doctor_topology
 
         if logs or network or root is not None:
-            raise ChoiceError("--topology measures this machine: leave --network, --root and logs to another call")
+            raise ChoiceError("--topology excludes --network, --root and logs: examine them in a separate call")
         check_platform()
         doctor_topology(num_ranks=ranks, device=device, database=database, remeasure=remeasure_links, as_json=as_json)
         return
     if ranks is not None or remeasure_links:
-        raise ChoiceError("--ranks and --remeasure-links are for measuring links: add --topology")
+        raise ChoiceError("--ranks and --remeasure-links require --topology: add it, or leave them out")
     if logs or network or root is not None:
         from steptune.service.cli.network import doctor_network
 
@@ -201,7 +203,7 @@ def doctor(
     from steptune.service.doctor import examine
 
     check_platform()
-    with errors.status("looking at this machine"):
+    with errors.status("inspecting this machine"):
         findings = examine()
     if as_json:
         print_json(findings)

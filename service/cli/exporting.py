@@ -116,8 +116,8 @@ def _recommendation(store: TrialPageSource, study: Study, trial: str | None) -> 
     recommendation = store.recommendation(study.study_id)
     if recommendation is None:
         raise StoreError(
-            f"study {study.study_id} has no recommendation ({study.state.value}): "
-            f"`steptune resume {study.study_id}` goes on with it"
+            f"study {study.study_id} ({study.state.value}) has no recommendation: "
+            f"continue it with `steptune resume {study.study_id}`"
         )
     if trial is None:
         return recommendation
@@ -159,7 +159,7 @@ def _diff(recommendation: Recommendation) -> Exported:
         f"{name} ({reason}; {_contribution(recommendation, name)}); steptune.enable makes all changes"
         for name, reason in found.left_out.items()
     )
-    left_out += tuple(f"{option}, an option of the script: add it to the command" for option in found.options)
+    left_out += tuple(f"the script's option {option} (add it to the command)" for option in found.options)
     said = [f"Steptune for {recommendation.workload}: {headline(recommendation)}."]
     said += [f"In this change: {name} ({_contribution(recommendation, name)})" for name in found.expressed]
     carries = carried(recommendation, tuple(found.left_out), way="steptune.enable")

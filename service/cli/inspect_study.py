@@ -37,19 +37,19 @@ def resolve(store: SqlStudyStore, study_id: str) -> Study:
         return store.get_study(study_id)
     newest = store.list_studies(limit=1)
     if not newest:
-        raise StudyNotFoundError("there is no study yet: `steptune tune WORKLOAD` makes one")
+        raise StudyNotFoundError("there is no study yet: start one with `steptune tune WORKLOAD`")
     return newest[0]
 
 
 def show(
     study_id: StudyId = "last",
     everything: Annotated[
-        bool, typer.Option("--all", help="Also the breakdown, all trials, and the untried choices with reasons.")
+        bool, typer.Option("--all", help="Also print the breakdown, all trials, and the untried choices with reasons.")
     ] = False,
     plan: Annotated[
         bool,
         typer.Option(
-            "--plan", help="Only the steps that the answer carries out, in their order, and who asks for each."
+            "--plan", help="Print only the steps of the answer, in order, and the strategy that requires each step."
         ),
     ] = False,
     database: Database = None,
@@ -79,24 +79,26 @@ def _print_plan(study: Study, recommendation: Recommendation | None, *, as_json:
 
     if recommendation is None:
         raise RecommendationError(
-            f"a plan requires an answer, and {study.study_id} has none: `steptune resume` goes on"
+            f"a plan requires an answer, and study {study.study_id} has none: continue it with "
+            f"`steptune resume {study.study_id}`"
         )
     if recommendation.in_script is not None:
         raise RecommendationError(
-            f"a plan is of a workload, and {study.study_id} tuned a script: `steptune export --format diff` writes it"
+            f"only a workload has a plan, and study {study.study_id} tuned a script: write its changes with "
+            f"`steptune export {study.study_id} --format diff`"
         )
     steps = planned_steps(recommendation.choices)
     if as_json:
         print_json({"plan": steps})
         return
-    table = plain_table("stage", "what", "asked for by")
+    table = plain_table("stage", "what", "required by")
     for step in steps:
         table.add_row(step.stage, step.does, step.strategy)
-    output.print(table if steps else "nothing: today's settings, which are plain PyTorch's")
+    output.print(table if steps else "no steps: the answer is plain PyTorch")
 
 
 def list_studies(
-    limit: Annotated[int, typer.Option(min=1, help="At most this many, the newest first.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of studies, newest first.")] = 20,
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
@@ -107,7 +109,7 @@ def list_studies(
         print_json([{"study": study, "recommendation": recommendation} for study, recommendation in rows])
         return
     if not rows:
-        output.print("no study yet: `steptune tune WORKLOAD` makes one")
+        output.print("no study yet: start one with `steptune tune WORKLOAD`")
         return
     shown = ((study.study_id, study.created_at, _answer(study, recommendation)) for study, recommendation in rows)
     output.print(studies_table("answer", shown))
@@ -137,9 +139,9 @@ def export(
         typer.Option(
             "--format",
             "-f",
-            help="Only this one: json, yaml, python, torchrun, accelerate, accelerate_fsdp1, accelerate_python, "
-            "transformers, lightning, deepspeed, torchtitan; for a script diff; of the whole study csv, parquet, "
-            "optuna.",
+            help="Write only this format: json, yaml, python, torchrun, accelerate, accelerate_fsdp1, "
+            "accelerate_python, transformers, lightning, deepspeed, torchtitan; diff for a script; csv, parquet or "
+            "optuna for the whole study.",
             show_default=False,
         ),
     ] = None,
@@ -147,12 +149,12 @@ def export(
         str | None,
         typer.Option(
             "--trial",
-            help="Number or id of a trial, whose configuration is exported in place of the recommended one.",
+            help="Number or id of a trial to export instead of the recommended configuration.",
             show_default=False,
         ),
     ] = None,
     folder: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder, or file of one format, or `-` for standard output.")
+        Path, typer.Option("--output", "-o", help="Folder, file (for one format), or `-` for standard output.")
     ] = Path(),
     database: Database = None,
     url: Url = None,
@@ -160,9 +162,10 @@ def export(
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a study's recommendation in formats that other tools read; all that fit and the report by default.
+    """Export a study's recommendation to the formats of other tools; by default to all that can express it, with the
+    report.
 
-    With --url, that of a study of a service, without the report.
+    With --url, export a study of a service, without the report.
     """
     from steptune.service.artifacts import open_artifacts
     from steptune.service.cli.exporting import DIFF, export_local, export_remote

@@ -30,7 +30,7 @@ def doctor_network(root: Path | None, logs: Sequence[Path], as_json: bool) -> No
     """
     findings: list[NetworkFinding] = []
     log = None
-    with errors.status("looking at the network"):
+    with errors.status("inspecting the network"):
         if root is not None:
             findings += examine_host(root)
         if logs:

@@ -27,17 +27,18 @@ Database = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]
 StudyId = Annotated[
-    str, typer.Argument(help="Id of a study, or the beginning or end of it; `last` is the newest.", metavar="STUDY")
+    str, typer.Argument(help="Id of a study, or its start or end; `last` is the newest study.", metavar="STUDY")
 ]
 Python = Annotated[
-    Path | None, typer.Option("--python", help="Interpreter in which trials run; default this one.", show_default=False)
+    Path | None,
+    typer.Option("--python", help="Python interpreter that runs the trials; default this one.", show_default=False),
 ]
 Isolation = Annotated[
     str | None,
     typer.Option(
         "--isolation",
-        help="How trials are kept from this machine: none, limits, bubblewrap, or strongest (that works here); "
-        "default STEPTUNE_ISOLATION or none.",
+        help="Isolation of the trials from this machine: none, limits, bubblewrap, or strongest (the strongest that "
+        "works here); default STEPTUNE_ISOLATION or none.",
         show_default=False,
     ),
 ]
@@ -53,7 +54,9 @@ RunnerName = Annotated[
 ClusterAddress = Annotated[
     str | None,
     typer.Option(
-        "--address", help="Ray cluster of --runner ray, like HOST:6379; default this node's.", show_default=False
+        "--address",
+        help="Address of the Ray cluster of --runner ray, like HOST:6379; default this node's cluster.",
+        show_default=False,
     ),
 ]
 NumHosts = Annotated[
@@ -61,19 +64,19 @@ NumHosts = Annotated[
     typer.Option(
         "--num-hosts",
         min=1,
-        help="Hosts that the ranks are on, as many on each; with --runner ray.",
+        help="Number of hosts, with the same number of ranks on each; requires --runner ray.",
         show_default=False,
     ),
 ]
 InsecureRay = Annotated[
     bool,
-    typer.Option("--insecure-ray", help="Use a Ray cluster without token authentication: its network is trusted."),
+    typer.Option("--insecure-ray", help="Allow a Ray cluster without token authentication, on a trusted network."),
 ]
 Device = Annotated[
     str | None,
     typer.Option(
         "--device",
-        help="cpu or cuda; default cuda where there is one.",
+        help="Device type: cpu or cuda; default cuda where a GPU is available.",
         show_default=False,
         callback=lambda value: _known_device(value),
     ),
@@ -81,35 +84,37 @@ Device = Annotated[
 ForeignLoad = Annotated[
     float,
     typer.Option(
-        "--foreign-load", min=0.0, help="Share of the cores that other programs may use while a window is timed."
+        "--foreign-load",
+        min=0.0,
+        help="Maximum share of the cores that other programs may use while a window is timed.",
     ),
 ]
 QuietMachine = Annotated[
     bool,
     typer.Option(
         "--quiet-machine",
-        help="Count only windows in which other programs used no more than --foreign-load; a busy machine fails the "
-        "study.",
+        help="Count only windows in which other programs used at most --foreign-load; on a busy machine, the study "
+        "fails.",
     ),
 ]
 SearchName = Annotated[
     str,
     typer.Option(
         "--search",
-        help="Search that proposes the trials: model (a Gaussian model of the categories), tpe, gp, random, or one of "
-        "an installed package.",
+        help="Search algorithm that proposes the trials: model (a Gaussian model of the categories), tpe, gp, random, "
+        "or one from an installed package.",
     ),
 ]
 ObjectiveName = Annotated[
     str,
     typer.Option(
         "--objective",
-        help="Objective: throughput, steps:N (time to train N steps, compilation counted), energy (of a GPU), "
-        "or cost:PRICE (per device and hour). --memory-limit caps the memory of any.",
+        help="Objective: throughput, steps:N (time to train N steps, with compilation), energy (of one GPU), or "
+        "cost:PRICE (price of one device per hour). --memory-limit applies to every objective.",
         callback=lambda value: _known_objective(value),
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Seeds the search, the samples and the initial state.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of the search, the samples and the initial state.")]
 
 
 def _known_objective(text: str) -> str:
@@ -162,5 +167,5 @@ def cluster_of(runner: str, address: str | None, *, insecure: bool) -> Cluster |
     if runner == RAY:
         return take_cluster(address or "auto", insecure=insecure)
     if address is not None or insecure:
-        raise ChoiceError(f"--address and --insecure-ray are of Ray: give --runner {RAY}, too")
+        raise ChoiceError(f"--address and --insecure-ray require Ray: add --runner {RAY}, or leave them out")
     return None

@@ -24,35 +24,42 @@ def register(app: typer.Typer) -> None:
 
 def predict(
     study_id: StudyId = "last",
-    hosts: Annotated[int, typer.Option(min=1, help="Hosts of the cluster.")] = 1,
+    hosts: Annotated[int, typer.Option(min=1, help="Number of hosts of the cluster.")] = 1,
     devices: Annotated[
         int | None,
-        typer.Option(min=1, help="Devices on each; default as many as the study used.", show_default=False),
+        typer.Option(min=1, help="Devices per host; default as many as in the study.", show_default=False),
     ] = None,
     network: Annotated[
-        str, typer.Option(help="Bandwidth of a host's network, as 25gbps or 3GBps.", show_default=False)
+        str, typer.Option(help="Network bandwidth of one host, like 25gbps or 3GBps.", show_default=False)
     ] = "",
     latency: Annotated[
-        str, typer.Option(help="Latency of a message between hosts, as 20us (assumed by default).", show_default=False)
+        str,
+        typer.Option(help="Latency of a message between hosts, like 20us; assumed by default.", show_default=False),
     ] = "",
     inside: Annotated[
         str,
         typer.Option(
-            help="Bandwidth between neighbouring devices of a host, as 400GBps; by default as the study measured it.",
+            help="Bandwidth between neighbouring devices of a host, like 400GBps; default as measured by the study.",
             show_default=False,
         ),
     ] = "",
     which: Annotated[
-        str, typer.Option("--from", help="Trial to begin with: best, baseline, recommended, or its number.")
+        str, typer.Option("--from", help="Trial to predict from: best, baseline, recommended, or a trial number.")
     ] = "best",
     contention: Annotated[
         float | None,
         typer.Option(
-            min=0.0, max=0.95, help="Share of its speed that compute loses to communication.", show_default=False
+            min=0.0,
+            max=0.95,
+            help="Share of compute speed lost while communication runs.",
+            show_default=False,
         ),
     ] = None,
     against: Annotated[
-        str, typer.Option(help="Another study of the workload, on more ranks, to compare with.", show_default=False)
+        str,
+        typer.Option(
+            help="Another study of the workload, on more ranks, to check the predictions against.", show_default=False
+        ),
     ] = "",
     database: Database = None,
     as_json: AsJson = False,
@@ -93,11 +100,11 @@ def _print(found: Extrapolation, unit: SampleUnit) -> None:
     )
     output.print()
     if found.best is None:
-        output.print("no way to communicate without loss of information can run there")
+        output.print("no lossless way to communicate can run there")
     else:
         output.print(Text("best: ", style="green").append(_sentence(found.best, unit)))
     if found.best_lossy is not None:
-        output.print(Text("with information dropped: ", style="yellow").append(_sentence(found.best_lossy, unit)))
+        output.print(Text("best lossy: ", style="yellow").append(_sentence(found.best_lossy, unit)))
     output.print()
     output.print(_ways(found, unit))
     output.print(_curves(found))
@@ -161,7 +168,7 @@ def _curves(found: Extrapolation) -> object:
     from steptune.dashboards import units
 
     families = list(dict.fromkeys(forecast.family for forecast in found.curves))
-    table = plain_table("hosts", *families, title="Step time (efficiency) by hosts")
+    table = plain_table("hosts", *families, title="Step time (efficiency) by number of hosts")
     cells = {
         (f.num_hosts, f.family): f"{units.short_time(f.step_time_ns)} ({units.percent(f.efficiency)})"
         for f in found.curves
@@ -175,7 +182,7 @@ def _print_checks(found: Extrapolation) -> None:
     from steptune.dashboards import units
 
     if not found.checks:
-        output.print("No other way to communicate was measured: the error of these predictions is not known.\n")
+        output.print("No other way to communicate was measured, so the error of these predictions is unknown.\n")
         return
     table = plain_table("trial", "ranks", "hosts", "measured", "predicted", "error", title="Compared with measurements")
     for check in found.checks:

@@ -25,8 +25,8 @@ def register(app: typer.Typer) -> None:
 
 
 def studies(
-    limit: Annotated[int, typer.Option(min=1, help="At most this many, the newest first.")] = 20,
-    state: Annotated[StudyState | None, typer.Option(help="Only those in this state.", show_default=False)] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of studies, newest first.")] = 20,
+    state: Annotated[StudyState | None, typer.Option(help="Only studies in this state.", show_default=False)] = None,
     url: Url = None,
     token: Token = None,
     token_file: TokenFile = None,
@@ -39,7 +39,7 @@ def studies(
         print_json(found)
         return
     if not found:
-        output.print("no study yet: `steptune submit WORKLOAD` makes one")
+        output.print("no study yet: start one with `steptune submit WORKLOAD`")
         return
     output.print(studies_table("state", ((study.study_id, study.created_at, _about(study)) for study in found)))
 
@@ -47,7 +47,7 @@ def studies(
 def cancel(
     study_id: RemoteStudy, url: Url = None, token: Token = None, token_file: TokenFile = None, as_json: AsJson = False
 ) -> None:
-    """End a study at a service for good; one that runs recommends the best so far."""
+    """Cancel a study of a service permanently; a running study recommends its best configuration so far."""
     with connected(url, token, token_file) as client:
         _tell(client, client.cancel, study_id, as_json)
 
@@ -55,7 +55,7 @@ def cancel(
 def pause(
     study_id: RemoteStudy, url: Url = None, token: Token = None, token_file: TokenFile = None, as_json: AsJson = False
 ) -> None:
-    """Stop a study at a service until it is continued; nothing complete is lost."""
+    """Pause a study of a service until it is continued; complete trials are kept."""
     with connected(url, token, token_file) as client:
         _tell(client, client.pause, study_id, as_json)
 

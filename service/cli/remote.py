@@ -16,7 +16,7 @@ from steptune.tuner.errors import ChoiceError, StudyNotFoundError
 Url = Annotated[
     str | None,
     typer.Option(
-        "--url", envvar="STEPTUNE_URL", help="Address of a service; default STEPTUNE_URL.", show_default=False
+        "--url", envvar="STEPTUNE_URL", help="Address of the service; default STEPTUNE_URL.", show_default=False
     ),
 ]
 Token = Annotated[
@@ -24,7 +24,7 @@ Token = Annotated[
     typer.Option(
         "--token",
         envvar="STEPTUNE_TOKEN",
-        help="Token for it; default STEPTUNE_TOKEN. Others see command lines: better in a file.",
+        help="Token for the service; default STEPTUNE_TOKEN. Command lines are visible to others: prefer --token-file.",
         show_default=False,
     ),
 ]
@@ -37,7 +37,7 @@ TokenFile = Annotated[
         show_default=False,
     ),
 ]
-RemoteStudy = Annotated[str, typer.Argument(help="Id of a study; `last` is your newest.", metavar="STUDY")]
+RemoteStudy = Annotated[str, typer.Argument(help="Id of a study; `last` is your newest study.", metavar="STUDY")]
 
 
 @contextmanager
@@ -49,9 +49,11 @@ def connected(url: str | None, token: str | None, token_file: Path | None) -> It
         StoreError: The file of the token cannot be read.
     """
     if not url:
-        raise ChoiceError("which service? Give --url, or set STEPTUNE_URL, like https://host:8700")
+        raise ChoiceError("no service is named: add --url https://HOST:8700, or set STEPTUNE_URL")
     if token and token_file:
-        raise ChoiceError("give the token itself or its file (--token, --token-file, or the environment), not both")
+        raise ChoiceError(
+            "both a token and a token file are given (--token, --token-file, or the environment): give one of them"
+        )
     if token_file is not None:
         with storage_errors(str(token_file)):
             token = token_file.read_text(encoding="utf-8").strip()
@@ -65,7 +67,5 @@ def study_id_of(client: Client, study_id: str) -> str:
         return study_id
     newest = next(client.studies(), None)
     if newest is None:
-        raise StudyNotFoundError(
-            f"there is no study of yours at {client.url} yet: `steptune submit WORKLOAD` makes one"
-        )
+        raise StudyNotFoundError(f"you have no study at {client.url} yet: start one with `steptune submit WORKLOAD`")
     return newest.study_id

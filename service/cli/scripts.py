@@ -37,7 +37,7 @@ def look_of(
 
     with tempfile.TemporaryDirectory(prefix="steptune-look-") as temporary:
         log = Path(temporary) / "log"
-        with errors.status("looking at the script"):
+        with errors.status("inspecting the script"):
             look, ended = look_at(command, folder, log, variables, frozen_seed=frozen_seed)
         if look is not None:
             return look

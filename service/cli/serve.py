@@ -39,8 +39,8 @@ def _command() -> Callable[..., None]:
 
     command.__name__ = "serve"
     command.__doc__ = (
-        "Run the service: the REST interface, and a worker beside it.\n\n"
-        f"Each option can be set in the environment or in a file `.env` instead, as STEPTUNE_ and its name. {_SECRETS}"
+        "Run the service: the REST interface and an embedded worker.\n\n"
+        f"Each option can also be set in the environment or in a file `.env`, under STEPTUNE_ and its name. {_SECRETS}"
     )
     own_first = sorted(Settings.model_fields.items(), key=lambda item: item[0] not in Settings.__annotations__)
     parameters = [_parameter(name, field) for name, field in own_first if not is_secret(name)]

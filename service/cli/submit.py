@@ -45,8 +45,8 @@ def submit(
     workload: Annotated[
         str | None,
         typer.Argument(
-            help="zoo:NAME, package.module:ClassName on the workers, or path/to/file.py:ClassName, archive.tar.gz, "
-            "FOLDER, which are sent. Or a command after `--`, whose sources in this folder are sent.",
+            help="zoo:NAME or package.module:ClassName (installed on the workers), or path/to/file.py:ClassName, "
+            "archive.tar.gz or FOLDER (uploaded). For a command after `--`, its sources in this folder are uploaded.",
             metavar="WORKLOAD",
             show_default=False,
         ),
@@ -54,30 +54,32 @@ def submit(
     folder: Annotated[
         Path | None,
         typer.Option(
-            "--folder", help="Send this folder, in which WORKLOAD's file lies: for what it imports.", show_default=False
+            "--folder",
+            help="Upload this folder, which contains WORKLOAD's file and the modules that it imports.",
+            show_default=False,
         ),
     ] = None,
     env: Annotated[
         list[str] | None,
         typer.Option(
-            "--env", help="Send this variable of the environment with a command; no other is sent.", show_default=False
+            "--env", help="Environment variable to send with a command; no others are sent.", show_default=False
         ),
     ] = None,
     data: Annotated[
         list[str] | None,
         typer.Option(
             "--data",
-            help="Path that the script reads, which a worker must have: absolute, or in this folder, where the worker "
-            "links it.",
+            help="Data path that the script reads and a worker must have: absolute, or in this folder, where the "
+            "worker links it.",
             show_default=False,
         ),
     ] = None,
     other_versions: Annotated[
-        bool, typer.Option("--other-versions", help="A worker may have other versions of the script's packages.")
+        bool, typer.Option("--other-versions", help="Accept workers with other versions of the script's packages.")
     ] = False,
-    budget: Annotated[str, typer.Option(help="Time for everything: 90s, 5m, 1h30m.")] = "10m",
+    budget: Annotated[str, typer.Option(help="Time for the whole study, like 90s, 5m or 1h30m.")] = "10m",
     trials: Annotated[
-        int | None, typer.Option(min=1, help="At most this many suggestions of the search.", show_default=False)
+        int | None, typer.Option(min=1, help="Maximum number of trials that the search suggests.", show_default=False)
     ] = None,
     allow: Annotated[
         list[str] | None,
@@ -89,9 +91,12 @@ def submit(
     objective: ObjectiveName = "throughput",
     seed: Seed = 0,
     device: Device = None,
-    ranks: Annotated[int, typer.Option(min=1, help="Processes of a trial.")] = 1,
+    ranks: Annotated[int, typer.Option(min=1, help="Number of processes (ranks) of a trial.")] = 1,
     num_hosts: Annotated[
-        int, typer.Option(min=1, help="Hosts that they are on, as many on each; a worker's cluster reserves them.")
+        int,
+        typer.Option(
+            min=1, help="Number of hosts, with the same number of ranks on each; a worker's cluster reserves them."
+        ),
     ] = 1,
     memory_limit: Annotated[
         str | None,
@@ -102,13 +107,13 @@ def submit(
     ] = None,
     hardware: Annotated[
         str | None,
-        typer.Option(help="Fingerprint of the hardware to run on, or a part of its name.", show_default=False),
+        typer.Option(help="Hardware to run on: its fingerprint, or a part of its name.", show_default=False),
     ] = None,
-    priority: Annotated[int, typer.Option(help="Among your own studies, higher ones run first.")] = 0,
-    title: Annotated[str, typer.Option(help="For people.")] = "",
+    priority: Annotated[int, typer.Option(help="Priority among your own studies; higher ones run first.")] = 0,
+    title: Annotated[str, typer.Option(help="Title of the study, shown in lists.")] = "",
     foreign_load: ForeignLoad = MeasureSettings().foreign_cpu_share,
     quiet_machine: QuietMachine = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Show it as it runs, until it has ended.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show progress until the study has ended.")] = False,
     url: Url = None,
     token: Token = None,
     token_file: TokenFile = None,
@@ -142,7 +147,7 @@ def submit(
         if not as_json:
             say(f"page {client.url}/studies/{study.study_id}")
             if study.queue is not None and study.queue.waits_for and not watch:
-                say(f"it waits for {study.queue.waits_for}")
+                say(f"the study waits for {study.queue.waits_for}")
         if watch:
             say(f"study {study.study_id}", style="dim")
             follow_to_its_end(client, study.study_id, errors, as_json=as_json)
@@ -169,7 +174,7 @@ def _manifest(
         refuse_options(context, ("env", "data", "other_versions"), "scripts")
         return None
     if workload is not None:
-        raise ChoiceError(f"{workload} and a command after `--`: submit one of them")
+        raise ChoiceError(f"both the workload {workload} and a command after `--` are given: submit one of them")
     refuse_options(context, ("folder", "num_hosts", "memory_limit"))
     return manifest_of(command, Path.cwd(), env, data, other_versions=other_versions)
 
@@ -190,13 +195,15 @@ def _given(
             _check_alone(path)
     if folder is not None:
         if path is None or not entry:
-            raise ChoiceError(f"--folder goes with a file in it, like {folder}/train.py:MyWorkload, not {workload!r}")
+            raise ChoiceError(
+                f"--folder requires a workload file in that folder, like {folder}/train.py:MyWorkload, got {workload!r}"
+            )
         entry = _within(folder, path, entry)
         path = folder
     if path is None:
         return {"workload": workload}
     if not path.exists():
-        raise WorkloadNotFoundError(f"{path} does not exist")
+        raise WorkloadNotFoundError(f"{path} does not exist: give the path of a workload file, an archive or a folder")
     sent = client.upload(path, entry=entry)
     say(f"sent {sent.name} ({sent.size_bytes:,} bytes): {sent.entry}", style="dim")
     return {"workload_id": sent.workload_id}
@@ -212,7 +219,7 @@ def _check_alone(path: Path) -> None:
         top = name.partition(".")[0]
         if (path.parent / f"{top}.py").is_file() or (path.parent / top / "__init__.py").is_file():
             raise ChoiceError(
-                f"{path} imports {top}, which lies beside it and would not be sent: add --folder {path.parent}"
+                f"{path} imports {top} from its own folder, which is not uploaded: add --folder {path.parent}"
             )
 
 
@@ -229,7 +236,10 @@ def _local(workload: str) -> tuple[Path | None, str]:
         return path, f"{path.name}:{name}{question}{query}" if colon else ""
     if source.endswith(ARCHIVES) or path.is_dir() or "/" in source:
         if colon:
-            raise ChoiceError(f"{workload!r}: name the file in it, as in --folder FOLDER FOLDER/train.py:MyWorkload")
+            raise ChoiceError(
+                f"{workload!r} names a class without its file: name both, as in --folder FOLDER "
+                "FOLDER/train.py:MyWorkload"
+            )
         return path, ""
     return None, ""
 
@@ -238,5 +248,5 @@ def _within(folder: Path, path: Path, entry: str) -> str:
     try:
         inside = path.resolve().relative_to(folder.resolve())
     except ValueError:
-        raise ChoiceError(f"{path} does not lie in {folder}: name a file in the folder that is sent") from None
+        raise ChoiceError(f"{path} is not in --folder {folder}: name a file in the folder to upload") from None
     return entry.replace(path.name, inside.as_posix(), 1)

@@ -28,16 +28,19 @@ def manifest_of(
         WorkloadRejectedError: A variable sounds like a secret.
     """
     if not command:
-        raise ChoiceError("no command after `--`: write it as you type it, like `-- python train.py`")
+        raise ChoiceError("no command after `--`: write the training command there, like `-- python train.py`")
     refuse_secrets(command)
     if Path(command[0]).is_absolute():
-        raise ChoiceError(f"workers have no {command[0]}: write {Path(command[0]).name}, which is theirs there")
-    if len(workload_of(command)) > MOST_CHARACTERS:
-        raise ChoiceError(f"the command is longer than {MOST_CHARACTERS} characters: put its arguments into a script")
+        raise ChoiceError(f"workers may not have {command[0]}: write {Path(command[0]).name}, to use theirs")
+    length = len(workload_of(command))
+    if length > MOST_CHARACTERS:
+        raise ChoiceError(
+            f"a command must have at most {MOST_CHARACTERS} characters, got {length}: put its arguments into a script"
+        )
     check_variables({name: os.environ.get(name, "") for name in env})
     absent = [name for name in env if name not in os.environ]
     if absent:
-        raise ChoiceError(f"--env {absent[0]}: there is no such variable here: set it, or leave it out")
+        raise ChoiceError(f"--env {absent[0]} names a variable that is not set here: set it, or leave the option out")
     return ScriptManifest(
         command=tuple(command),
         variables={name: os.environ[name] for name in env},
@@ -54,7 +57,11 @@ def send_script(client: Client, folder: Path, manifest: ScriptManifest) -> str:
     named = {Path(name) for name in manifest.data}
     left_out = [n for n in packed.left_out if not n.startswith(".") and not named & {Path(n), *Path(n).parents}]
     if left_out:
-        say(f"not sent: {_some(left_out)}. What the script reads of it a worker must have: --data PATH", style="yellow")
+        say(
+            f"not sent: {_some(left_out)}. If the script reads one of them, workers need a copy: name it with "
+            "--data PATH",
+            style="yellow",
+        )
     return sent.workload_id
 
 
@@ -64,7 +71,7 @@ def _place_of(path: str, folder: Path) -> tuple[str, str]:
         return path, path
     name = os.path.normpath(path)
     if name.startswith(".."):
-        raise ChoiceError(f"--data {path} lies outside of this folder: name it by an absolute path")
+        raise ChoiceError(f"--data {path} is outside this folder: give an absolute path")
     return name, str((folder / name).resolve())
 
 

@@ -131,7 +131,7 @@ def _tried(info: Sequence[TriedRow]) -> RenderableType:
 
 
 def _not_tried(info: Sequence[NotTriedRow]) -> RenderableType:
-    table = _figures("strategy", "why not, and which choices", title="What was not tried")
+    table = _figures("strategy", "reason, and choices", title="What was not tried")
     last = ""
     for row in info:
         choices = row.choices

@@ -14,25 +14,30 @@ from steptune.service.settings.scopes import Scope, implied, parse_scopes
 from steptune.service.tables import plain_table
 from steptune.tuner.errors import ChoiceError
 
-app = typer.Typer(help="Tokens for the service.", no_args_is_help=True)
+app = typer.Typer(help="Manage tokens for the service.", no_args_is_help=True)
 
 USUAL_SCOPES = frozenset({Scope.READ, Scope.SUBMIT})
 
 
 @app.command()
 def create(
-    user: Annotated[str, typer.Option("--user", help="Owner of the token; `steptune user create` makes one.")],
+    user: Annotated[str, typer.Option("--user", help="Owner of the token, a user made with `steptune user create`.")],
     name: Annotated[str, typer.Option("--name", help="Purpose of the token.")] = "",
     scopes: Annotated[
         str | None,
         typer.Option(
-            "--scopes", help="Scopes, as of a user; default read and submit, if they may.", show_default=False
+            "--scopes",
+            help="Scopes, separated by spaces or commas: read, submit, worker, admin; default read and submit, if the "
+            "owner has them.",
+            show_default=False,
         ),
     ] = None,
     days: Annotated[
         float | None, typer.Option("--days", help="Lifetime in days (default: the setting token_days).")
     ] = None,
-    never_expires: Annotated[bool, typer.Option("--never-expires", help="It ends only when revoked.")] = False,
+    never_expires: Annotated[
+        bool, typer.Option("--never-expires", help="Keep the token valid until it is revoked.")
+    ] = False,
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
@@ -49,13 +54,13 @@ def create(
         print_json({"token": bearer.text, "info": token})
         return
     output.print(bearer.text, soft_wrap=True)
-    say(f"keep it: it cannot be shown again. It ends: {shown_time(token.expires_at)}")
+    say(f"store this token now: it cannot be shown again. Expires: {shown_time(token.expires_at)}")
 
 
 @app.command("list")
 def list_tokens(
     user: Annotated[str | None, typer.Option("--user", help="Only this user's.", show_default=False)] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most this many, the newest first.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of tokens, newest first.")] = 50,
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
@@ -86,7 +91,7 @@ def revoke(
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """End a token, and all that were made with it."""
+    """Revoke a token, and all tokens that were made with it."""
     with opened_access(database) as access:
         token = access.tokens.revoke(token_id)
         record(access, "revoke_token", token.token_id, user_id=token.user_id)

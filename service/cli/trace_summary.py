@@ -100,14 +100,14 @@ def _findings(findings: Sequence[TraceAdvice], *, nothing_stands_out: bool) -> R
         mark = Text("! " if finding.severity != "note" else "· ", style=_SEVERITY.get(finding.severity, ""))
         lines.append(_hanging(mark, Text(finding.message, style="bold")))
         advice = Text(finding.advice)
-        advice.append(f"; could gain {finding.gain}" if finding.gain else "")
+        advice.append(f"; gain: {finding.gain}" if finding.gain else "")
         advice.append(f" ({', '.join(finding.strategies)})" if finding.strategies else "", style="dim")
         lines.append(Padding(advice, (0, 0, 0, 2), expand=False))
         for place in finding.places[:NUM_PLACES]:
             text = Text(units.place_name(place), style="dim", no_wrap=True, overflow="ellipsis")
             lines.append(Padding(text, (0, 0, 0, 4), expand=False))
     if nothing_stands_out:
-        lines.append(Text("nothing stands out: no category takes more of the step than is usual", style="dim"))
+        lines.append(Text("no findings: no category takes an unusually large share of the step", style="dim"))
     return Group(*lines, *([Text()] if lines else []))
 
 
@@ -139,10 +139,10 @@ def _beside(analysis: TraceAnalysis) -> Iterable[RenderableType]:
         for row in phase_rows(analysis)
     ]
     if phases:
-        yield _hanging(Text("of it computing: ", style="dim"), Text(", ".join(phases)))
+        yield _hanging(Text("compute by phase: ", style="dim"), Text(", ".join(phases)))
     late_ns = get_late_ns(analysis)
     if late_ns > 0:
-        late = f"{units.short_time(late_ns)} waits for a late rank, which is no time of the network"
+        late = f"{units.short_time(late_ns)} is waiting for a late rank, not network time"
         yield _hanging(Text("of exposed communication: ", style="dim"), Text(late))
     parts = [
         f"{category_title(name).removeprefix('exposed ')} {units.short_time(value)}"
@@ -198,7 +198,7 @@ def _work(rank: RankAnalysis, num_steps: int, top: int, of: str, over: str, prof
     if roofline is not None:
         yield Group(*roofline_tables(roofline, of + over + profiled))
     if rank.modules:
-        title = f"Modules{of}{over}{profiled}, with those inside of them"
+        title = f"Modules{of}{over}{profiled}, with their submodules"
         yield modules_table(rank.modules[:top], num_steps, title)
 
 
@@ -251,14 +251,14 @@ def _gaps(device: str, stats: GapStats, num_steps: int, queues: Sequence[QueueSt
     if busiest is not None:
         lines.append(
             Text(
-                f"launch queue of stream {busiest.stream}: {units.significant(busiest.mean_depth, 2)} deep on average, "
-                f"found empty by {units.percent(busiest.empty_share)} of the launches, "
-                f"{units.short_time(busiest.median_delay_ns)} from call to start",
+                f"launch queue of stream {busiest.stream}: {units.significant(busiest.mean_depth, 2)} operations on "
+                f"average, empty at {units.percent(busiest.empty_share)} of the launches, median delay from call to "
+                f"start {units.short_time(busiest.median_delay_ns)}",
                 style="dim",
             )
         )
     if stats.sites:
-        table = _numbers("per step", "gaps", "blamed on, and what ended them", title="")
+        table = _numbers("per step", "gaps", "cause, and the kernel that ended them", title="")
         table.title = None
         for site in stats.sites[:NUM_GAPS]:
             ended = units.kernel_name(site.kernel_after) or END
@@ -302,7 +302,13 @@ def _kernels(rank: RankAnalysis, num_steps: int, top: int, of: str) -> Renderabl
         )
     if rank.tensor_core_share is None:
         return table
-    return Group(table, Text(f"tensor cores: {units.percent(rank.tensor_core_share)} of matrix time", style="dim"))
+    return Group(
+        table,
+        Text(
+            f"tensor cores: {units.percent(rank.tensor_core_share)} of the time of matmuls and convolutions",
+            style="dim",
+        ),
+    )
 
 
 def _operators(rank: RankAnalysis, num_steps: int, top: int, of: str) -> RenderableType:
@@ -383,7 +389,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     console.print(Text(_verdict(comparison), style="bold"))
     if comparison.stated_how:
         interval = f", 95 % interval {units.ratio_interval(comparison.stated)}" if comparison.stated else ""
-        console.print(Text(f"as the study states it: {comparison.stated_how}{interval}", style="dim"))
+        console.print(Text(f"speed in the study: {comparison.stated_how}{interval}", style="dim"))
     elif comparison.measured is not None:
         change = _interval(comparison.measured, ", change ")
         console.print(Text(f"measured without the profiler{change}", style="dim"))
@@ -393,7 +399,10 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         console.print(Text(f"note: {note}", style="yellow"))
     console.print()
     console.print(_changes(comparison))
-    for title, rows in (("Kernels", comparison.kernels), ("Gaps, by cause and what ended them", comparison.gaps)):
+    for title, rows in (
+        ("Kernels", comparison.kernels),
+        ("Gaps, by cause and the kernel that ended them", comparison.gaps),
+    ):
         if rows:
             console.print()
             console.print(_explaining(rows, title))
@@ -405,7 +414,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
 def _verdict(comparison: Comparison) -> str:
     step = comparison.measured or comparison.step
     if comparison.measured is None and not comparison.trusted:
-        return "no verdict: a profile cannot be trusted"
+        return "no verdict: at least one profile cannot be trusted"
     ratio = step.before_ns / step.after_ns if step.after_ns else math.inf
     verdict = f"{units.ratio(ratio)} as fast: {units.short_time(step.before_ns)} to {units.short_time(step.after_ns)}"
     if step.low_ns is not None and not step.significant:
@@ -443,7 +452,7 @@ def _tone(change_ns: float) -> str:
 
 
 def _changed_modules(rows: Sequence[ModuleDifference]) -> RenderableType:
-    table = plain_table("change", "", title="Modules, without those inside of them")
+    table = plain_table("change", "", title="Modules, without their submodules")
     table.columns[0].no_wrap, table.columns[0].justify = True, "right"
     for row in rows:
         name = _one_line(row.name)

@@ -112,12 +112,12 @@ def tune(
             show_default=False,
         ),
     ] = None,
-    budget: Annotated[str, typer.Option(help="Time for everything: 90s, 5m, 1h30m.")] = "10m",
+    budget: Annotated[str, typer.Option(help="Time for the whole study, like 90s, 5m or 1h30m.")] = "10m",
     trials: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="At most this many suggestions of the search, starts of the baseline included.",
+            help="Maximum number of trials that the search suggests, including runs of the baseline.",
             show_default=False,
         ),
     ] = None,
@@ -133,7 +133,11 @@ def tune(
     device: Device = None,
     ranks: Annotated[
         int | None,
-        typer.Option(min=1, help="Processes of a trial (default: 1, or as many as were launched).", show_default=False),
+        typer.Option(
+            min=1,
+            help="Number of processes (ranks) of a trial (default: 1, or as many as launched).",
+            show_default=False,
+        ),
     ] = None,
     num_hosts: NumHosts = None,
     runner: RunnerName = "local",
@@ -166,11 +170,11 @@ def tune(
     isolation: Isolation = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the fastest configuration of WORKLOAD, or of the training script that a command runs, that still is the same
-    training, or the best by another objective.
+    """Find the fastest configuration of WORKLOAD, or of a command's training script, with the same training;
+    --objective selects another goal.
 
-    After `--` comes the command, as you type it: `steptune tune --budget 5m -- python train.py --lr 1e-3`, or torchrun.
-    Steptune's own options stand before `--`.
+    Write the command after `--`, as you type it: `steptune tune --budget 5m -- python train.py --lr 1e-3`, or torchrun.
+    Write Steptune's own options before `--`.
     """
     settings = StudySettings(
         budget_s=parse_duration_s(budget),
@@ -221,7 +225,7 @@ def resume(
     study_id: StudyId = "last",
     budget: Annotated[
         str | None,
-        typer.Option(help="Time from now on, like 10m; goes on with an ended study, too.", show_default=False),
+        typer.Option(help="Additional time, like 10m; an ended study continues, too.", show_default=False),
     ] = None,
     runner: RunnerName = "local",
     address: ClusterAddress = None,
@@ -247,8 +251,8 @@ def resume(
         if study.state is StudyState.COMPLETED and budget is None:
             option = database_option(database)
             raise StoreError(
-                f"study {study.study_id} is complete: `steptune show {study.study_id}{option}` prints its answer, "
-                f"`steptune resume {study.study_id}{option} --budget 10m` goes on searching"
+                f"study {study.study_id} is complete: print its answer with `steptune show {study.study_id}{option}`, "
+                f"or continue its search with `steptune resume {study.study_id}{option} --budget 10m`"
             )
         check_unchanged(study)
         if is_command(study.workload):
@@ -318,7 +322,7 @@ def _launched(database: str | None, isolation: str | None) -> Launch | None:
 
     if (num_tasks := num_lone_tasks()) > 1:
         say(
-            f"runs alone, though srun has {num_tasks} tasks in this step: "
+            f"this process runs alone, although srun started {num_tasks} tasks: "
             "set STEPTUNE_HOSTS_SECRET to make them the ranks of one study"
         )
     launch = take_place()
@@ -345,16 +349,16 @@ def _check_command(context: typer.Context, command: Sequence[str], workload: str
 
     check_platform()
     if not command:
-        raise ChoiceError("no command after `--`: write it as you type it, like `-- python train.py`")
+        raise ChoiceError("no command after `--`: write the training command there, like `-- python train.py`")
     if workload is not None or context.args:
-        raise ChoiceError(f"{workload} and a command after `--`: tune one of them")
+        raise ChoiceError(f"both the workload {workload} and a command after `--` are given: tune one of them")
     refuse_options(context, OF_WORKLOADS)
     refuse_secrets(command)
     refuse_several_hosts(command)
     own = {option for parameter in context.command.params for option in parameter.opts if option.startswith("--")}
     passed = [argument for argument in command if argument.partition("=")[0] in own]
     if passed:
-        say(f"{', '.join(passed)} goes to the script: options of `steptune tune` stand before `--`", style="dim")
+        say(f"the script gets {', '.join(passed)}: write options of `steptune tune` before `--`", style="dim")
 
 
 def _tune_script(command: tuple[str, ...], settings: StudySettings, store: SqlStudyStore, way: _Way) -> None:
@@ -365,7 +369,7 @@ def _tune_script(command: tuple[str, ...], settings: StudySettings, store: SqlSt
 
     links = find_links_out(Path.cwd())
     if links:
-        say(f"what the script writes through {', '.join(links)} is real: such links lead out of this folder")
+        say(f"the script writes to the real files through {', '.join(links)}: these links lead out of this folder")
     with contextlib.ExitStack() as opened:
         with interruptible():
             look = opened.enter_context(contextlib.closing(look_of(command, Path.cwd(), frozen_seed=settings.seed)))
@@ -472,12 +476,14 @@ def _driven(
             raise typer.Exit(INTERRUPTED) from None
         before = "before there was an answer"
         if store.recommendation(study.study_id) is not None:
-            before = f"before there was another answer: `steptune show {study.study_id}{option}` has the earlier one"
-        say(f"interrupted {before}: `steptune resume {study.study_id}{option}` goes on")
+            before = (
+                f"before there was a new answer (print the earlier one with `steptune show {study.study_id}{option}`)"
+            )
+        say(f"interrupted {before}: continue with `steptune resume {study.study_id}{option}`")
         raise typer.Exit(INTERRUPTED) from None
     except StorageFullError as error:
         raise StorageFullError(
-            f"{error}. Once there is space, `steptune resume {study.study_id}{option}` goes on"
+            f"{error}. Free some space, then continue with `steptune resume {study.study_id}{option}`"
         ) from error
 
 

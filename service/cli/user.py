@@ -14,24 +14,24 @@ from steptune.service.settings.scopes import parse_scopes
 from steptune.service.tables import plain_table
 from steptune.tuner.errors import ChoiceError
 
-app = typer.Typer(help="Users of the service.", no_args_is_help=True)
+app = typer.Typer(help="Manage users of the service.", no_args_is_help=True)
 
 DEFAULT = "default"
 Priority = Annotated[
-    int | None, typer.Option("--priority", help="Priority of their studies; higher ones are run first.")
+    int | None, typer.Option("--priority", help="Priority of the user's studies; higher ones run first.")
 ]
 MaxRunning = Annotated[
-    str | None, typer.Option("--max-running", help="Studies that may run at once.", metavar="NUMBER|default")
+    str | None, typer.Option("--max-running", help="Maximum number of running studies.", metavar="NUMBER|default")
 ]
 MaxQueued = Annotated[
     str | None, typer.Option("--max-queued", help="Maximum number of waiting studies.", metavar="NUMBER|default")
 ]
 MaxDeviceHours = Annotated[
-    str | None, typer.Option("--max-device-hours", help="Device hours in 30 days.", metavar="NUMBER|default")
+    str | None, typer.Option("--max-device-hours", help="Maximum device hours in 30 days.", metavar="NUMBER|default")
 ]
 MaxArtifactBytes = Annotated[
     str | None,
-    typer.Option("--max-artifact-bytes", help="Bytes of uploads, traces and logs.", metavar="NUMBER|default"),
+    typer.Option("--max-artifact-bytes", help="Maximum bytes of uploads, traces and logs.", metavar="NUMBER|default"),
 ]
 
 
@@ -47,7 +47,7 @@ def create(
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a user, who logs in with a token, or elsewhere under this name."""
+    """Create a user, who logs in with a token, or through an identity provider under this name."""
     changes = _changes(priority, max_running, max_queued, max_device_hours, max_artifact_bytes)
     with opened_access(database) as access:
         user = access.users.create(name, parse_scopes(scopes), **changes)
@@ -57,7 +57,7 @@ def create(
 
 @app.command("list")
 def list_users(
-    limit: Annotated[int, typer.Option(min=1, help="At most this many, the newest first.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of users, newest first.")] = 50,
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
@@ -70,7 +70,7 @@ def list_users(
 @app.command()
 def disable(
     name: UserName,
-    undo: Annotated[bool, typer.Option("--undo", help="Let them in again.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Enable the user again.")] = False,
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
@@ -120,7 +120,7 @@ def _number(name: str, text: str) -> float | int:
         return float(text) if name == "max_device_hours" else int(text)
     except ValueError as error:
         option = "--" + name.replace("_", "-")
-        raise ChoiceError(f"{option} {text}: it is a number, or `{DEFAULT}`") from error
+        raise ChoiceError(f"{option} must be a number or `{DEFAULT}`, got {text!r}") from error
 
 
 def _show(users: list[User], as_json: bool, *, one: bool = False) -> None:

@@ -37,16 +37,16 @@ def verify(
     study_id: StudyId = "last",
     steps: Annotated[int, typer.Option(min=2, help="Steps to train each configuration.")] = 100,
     by: Annotated[
-        str, typer.Option(help="For a script: change it by `enable`, or by the `diff` that `export` writes.")
+        str, typer.Option(help="For a script: apply the changes by `enable`, or by the `diff` that `export` writes.")
     ] = "enable",
     edited: Annotated[
         Path | None,
         typer.Option(
-            help="For a script: a file of yours that stands in its place, in place of a study's answer.",
+            help="For a script: an edited copy of it, compared instead of a study's answer.",
             show_default=False,
         ),
     ] = None,
-    blocks: Annotated[int, typer.Option(min=2, help="For a script: runs of each side.")] = 4,
+    blocks: Annotated[int, typer.Option(min=2, help="For a script: number of runs of each version.")] = 4,
     database: Database = None,
     python: Python = None,
     isolation: Isolation = None,
@@ -54,13 +54,13 @@ def verify(
 ) -> None:
     """Run an answer and today's settings side by side, and compare their losses; for a script, also their speeds.
 
-    After `--` comes the command of a script, as it was tuned: `steptune verify -- python train.py --lr 1e-3`.
+    Write a script's command after `--`, as it was tuned: `steptune verify -- python train.py --lr 1e-3`.
     """
     command: tuple[str, ...] | None = context.meta.get(COMMAND)
     if command == ():
-        raise ChoiceError("no command after `--`: write it as you type it, like `-- python train.py`")
+        raise ChoiceError("no command after `--`: write the training command there, like `-- python train.py`")
     if edited is not None and command is None:
-        raise ChoiceError("--edited is for a command: write it after `--`")
+        raise ChoiceError("--edited requires a command: write it after `--`")
     check_platform()
     settings = settings_with(database, isolation)
     with opened_store(settings) as store:
@@ -141,12 +141,12 @@ def _verify_script(
     if study is not None:
         recommendation, folder = recommendation_of(store, study), Path(script_of(study).folder)
         command = command or command_of(study.workload)
-    assert command is not None, "without a study there is a command"
+    assert command is not None, "either a study or a command is given"
     way: AbstractContextManager[Changed]
     if edited is not None:
         way = nullcontext(changed_file(edited, command, folder))
     else:
-        assert recommendation is not None, "without a file there is a study"
+        assert recommendation is not None, "either an edited file or a study is given"
         way = changed_by(recommendation, by, command)
     settings = MeasureSettings() if study is None else study.settings.measure
     try:

@@ -59,7 +59,7 @@ def follow_to_its_end(client: Client, study_id: str, console: Console, *, as_jso
     elif recommendation is not None:
         print_answer(output, study_id, recommendation)
     if recommendation is None and study.state is StudyState.FAILED:
-        raise BaselineError(f"study {study_id} has failed: {study.message}")
+        raise BaselineError(f"study {study_id} failed: {study.message}")
     if recommendation is None:
         say(f"study {study_id} is {study.state.value}{f': {study.message}' if study.message else ''}")
         raise typer.Exit(1)
@@ -83,12 +83,12 @@ def print_answer(console: Console, study_id: str, recommendation: Recommendation
             gain = "" if known is None else units.ratio(known.ratio)
             table.add_row(gain, f"{part.strategy}: {choice_label(part.choice)}")
         console.print(table)
-    console.print(f"study    {study_id}  (`steptune export {study_id} --url …` writes it)", soft_wrap=True)
+    console.print(f"study    {study_id}  (write it to files with `steptune export {study_id} --url …`)", soft_wrap=True)
 
 
 def _say_what_it_waits_for(study: StudyDetail) -> None:
     if study.queue is not None and study.queue.waits_for:
-        say(f"waits for {study.queue.waits_for}")
+        say(f"the study waits for {study.queue.waits_for}")
 
 
 def _state_text(event: Event) -> str:

@@ -39,11 +39,11 @@ def worker(
     ] = None,
     cpus: Annotated[
         str | None,
-        typer.Option(help="Cores to use, like 0-3,6; default all of this process's. Together they are one device."),
+        typer.Option(help="Cores to use as one device, like 0-3,6; default all that this process may use."),
     ] = None,
     gpus: Annotated[str | None, typer.Option(help="GPUs to use, like 0,1, or `none` (default: all).")] = None,
-    name: Annotated[str, typer.Option(help="Name of this worker, for people.")] = "",
-    once: Annotated[bool, typer.Option("--once", help="Stop when there is nothing to run.")] = False,
+    name: Annotated[str, typer.Option(help="Name of this worker in lists.")] = "",
+    once: Annotated[bool, typer.Option("--once", help="Exit when no study is waiting.")] = False,
     runner: RunnerName = "local",
     address: ClusterAddress = None,
     num_hosts: NumHosts = None,
@@ -54,8 +54,8 @@ def worker(
 ) -> None:
     """Run studies that were submitted to the service, one after the other.
 
-    SIGTERM lets the trials that are running end, then gives the study back for another worker to go on with; a second
-    signal, or Ctrl-C, gives it back at once.
+    On SIGTERM, the worker finishes its running trials and returns the study to the queue for another worker; on a
+    second signal, or Ctrl-C, it returns the study at once.
     """
     from steptune.service.database import check_schema, create_engine_for
     from steptune.service.launched import num_hosts_of, refuse_isolated

@@ -76,8 +76,8 @@ def _strongest(python: str, *, separating: bool) -> Level:
             return level
         reasons.append(f"{level.name}: {reason}")
     raise IsolationUnavailableError(
-        f"no isolation level can be used here ({'; '.join(reasons)}). Mend one of them, or let trials do whatever this "
-        "user can with --isolation none or STEPTUNE_ISOLATION=none"
+        f"no isolation level can be used here ({'; '.join(reasons)}). Fix one of these problems, or give trials "
+        "all rights of this user with --isolation none or STEPTUNE_ISOLATION=none"
     )
 
 
@@ -85,8 +85,9 @@ def _obstacle(level: Level, python: str, *, separating: bool) -> str | None:
     """Return the reason why a level cannot be used; None where it can."""
     if separating and not level.separates():
         return (
-            "its trials would be this process's own user, and could read its passwords and change its database: start "
-            "it as root, or with the capabilities SETUID, SETGID, CHOWN and KILL, or use bubblewrap"
+            "its trials would run as this process's own user, and could read its passwords and change its "
+            "database: start the process as root, or with the capabilities SETUID, SETGID, CHOWN and KILL, or "
+            "use bubblewrap"
         )
     match level.probe(python):
         case Unavailable(reason=reason):

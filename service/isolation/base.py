@@ -145,7 +145,7 @@ def _try(level: Level, request: SandboxRequest) -> Available | Unavailable:
                 outside = _run([request.python, "-c", _BEGIN_CUDA], environment)
                 if outside.returncode == NO_DEVICE:  # whatever hides the devices, it is not this level
                     return Available()
-                done.stderr = "CUDA finds no device in this sandbox, and does outside it"
+                done.stderr = "CUDA finds a device outside this sandbox, but none inside"
     except IsolationUnavailableError as error:
         return Unavailable(str(error))
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -153,7 +153,7 @@ def _try(level: Level, request: SandboxRequest) -> Available | Unavailable:
     if done.returncode == 0:
         return Available()
     said = done.stderr.strip().rpartition("\n")[2] or f"status {done.returncode}"
-    return Unavailable(f"a process under it fails: {said}")
+    return Unavailable(f"a test process under this level failed: {said}")
 
 
 def _run(command: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:

@@ -137,7 +137,7 @@ def _check_readable(paths: Sequence[Path]) -> None:
             raise IsolationUnavailableError(f"{path} does not exist: correct STEPTUNE_READABLE")
         if not open_to_others(path):
             raise IsolationUnavailableError(
-                f"trials run as a user of their own, to whom {path} is closed: open it (chmod o+rX {path})"
+                f"trials run as a separate user, who cannot read {path}: open it to that user (chmod o+rX {path})"
             )
 
 

@@ -68,4 +68,4 @@ def confined(python: str) -> tuple[str, ...]:
 def lacks() -> str | None:
     """Return the reason why no process can be confined on this machine; None where one can."""
     known = " and ".join(_NUMBERS)
-    return None if platform.machine() in _NUMBERS else f"system calls are filtered on {known} only"
+    return None if platform.machine() in _NUMBERS else f"system calls can be filtered on {known} only"

@@ -42,7 +42,9 @@ class Limits(Level):
     """Resource limits and, if root starts the trials, a separate user for them."""
 
     name = "limits"
-    limits = "processes, memory, disk and the environment; files and the network are those of an ordinary user"
+    limits = (
+        "processes, memory, disk and the environment; trials can access the files and the network that any user can"
+    )
 
     @contextlib.contextmanager
     def sandbox(self, request: SandboxRequest) -> Iterator[Sandbox]:
@@ -115,6 +117,6 @@ def _check_reachable(request: SandboxRequest, environment: dict[str, str]) -> No
         closed = closed_to_others(path)
         if closed is not None and closed != request.study_directory:
             raise IsolationUnavailableError(
-                f"trials run as a user of their own, who cannot read {path} because {closed} is closed to other users. "
-                "Use bubblewrap, or move the files outside of it, to /opt or /srv"
+                f"trials run as a separate user, who cannot read {path} because {closed} is closed to other "
+                f"users. Use bubblewrap, or move the files out of {closed}, to /opt or /srv"
             )

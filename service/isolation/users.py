@@ -20,6 +20,8 @@ from steptune.tuner.trials.shared_places import SHARED_PLACES
 
 FIRST_UID, LAST_UID = 61184, 65519
 """First and last user id for studies: systemd's range for transient users; no account has one of them."""
+STRIDE = 61
+"""Distance between the first ids that two workers of consecutive user ids try: neither sees the other's locks."""
 CHOWN, KILL, SETGID, SETUID, SETPCAP, SYS_ADMIN = 0, 5, 6, 7, 8, 21
 """Numbers of Linux capabilities."""
 _TO_CHANGE_USER = (CHOWN, KILL, SETGID, SETUID)
@@ -71,7 +73,9 @@ def _free_user(directory: Path) -> Iterator[int]:
     files name the study's directory.
     """
     folders = [private_folder(Path(f"/tmp/steptune-users-{os.geteuid()}")), private_folder(directory.parent / ".users")]
-    for uid in range(FIRST_UID, LAST_UID + 1):
+    uids = range(FIRST_UID, LAST_UID + 1)
+    first = os.geteuid() * STRIDE % len(uids)
+    for uid in (*uids[first:], *uids[:first]):
         with contextlib.ExitStack() as stack:
             was_left = any((folder / str(uid)).exists() for folder in folders)
             if not all(_lock(folder / str(uid), stack) for folder in folders) or (not was_left and _has_processes(uid)):
@@ -85,7 +89,7 @@ def _free_user(directory: Path) -> Iterator[int]:
                 continue
             yield uid
             return
-    raise IsolationUnavailableError(f"all users from {FIRST_UID} to {LAST_UID} are taken: end some studies")
+    raise IsolationUnavailableError(f"all user ids from {FIRST_UID} to {LAST_UID} are taken: end some studies")
 
 
 def private_folder(folder: Path) -> Path:
@@ -199,9 +203,7 @@ def give(directory: Path, uid: int) -> None:
     # What is in a directory first: it cannot be entered any more where it is not ours and closed to our group.
     done = run_as((), *find, "-depth", *changed)
     if done.returncode:
-        raise IsolationUnavailableError(
-            f"files cannot be given to the user of the trials: {done.stderr.strip()[-300:]}"
-        )
+        raise IsolationUnavailableError(f"failed to give files to the user of the trials: {done.stderr.strip()[-300:]}")
 
 
 def take_back(directory: Path) -> None:

@@ -53,7 +53,7 @@ def _interpreter(python: str, python_path: str) -> tuple[tuple[str, ...], tuple[
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise IsolationUnavailableError(
-            f"{python} cannot be asked for its folders: {error}; name another --python"
+            f"{python} failed to report its folders: {error}; name another interpreter with --python"
         ) from None
     places = json.loads(done.stdout)
     return tuple(places[:4]), tuple(place for place in places[4:] if place.startswith("/"))
@@ -86,8 +86,8 @@ def visible_parts(folder: Path, hidden: Iterable[Path]) -> list[Path]:
     parts = list(_parts(folder, hidden))
     if len(parts) > MAX_PARTS:
         raise IsolationUnavailableError(
-            f"{folder} holds {len(parts)} files and folders, which a sandbox would show one by one ({MAX_PARTS} are "
-            "allowed): put the workload into a folder of its own, and its data into folders"
+            f"{folder} must hold at most {MAX_PARTS} files and folders for a sandbox, got {len(parts)}: move "
+            "the workload to a folder of its own, and its data into subfolders"
         )
     return parts
 

@@ -57,9 +57,9 @@ def take_cluster(address: str, *, insecure: bool) -> Cluster:
         raise MissingDependencyError("--runner ray needs Ray: pip install 'steptune[ray]'")
     if os.environ.get(AUTH_MODE) != "token" and not insecure:
         raise PlatformError(
-            f"{AUTH_MODE} is {os.environ.get(AUTH_MODE, '')!r}, and without a token everybody who can connect to Ray "
-            f"can run code on its nodes: start the cluster and this command with {AUTH_MODE}=token, or give "
-            "--insecure-ray where nobody else reaches its network"
+            f"{AUTH_MODE} must be token, got {os.environ.get(AUTH_MODE, '')!r}: without a token, anyone who can "
+            "connect to Ray can run code on its nodes. Start the cluster and this command with "
+            f"{AUTH_MODE}=token, or give --insecure-ray if nobody else can reach its network"
         )
     variables = {name: value for name, value in os.environ.items() if is_of_ray(name)}
     for name in variables:
@@ -150,7 +150,7 @@ class Reservation:
         """
         for event in self._events(timeout_s=0.0):
             if isinstance(event, Failed):
-                raise RunnerError(f"{self._text(event)}; the study goes on with `steptune resume`")
+                raise RunnerError(f"{self._text(event)}; continue the study with `steptune resume`")
             self._take(event)
 
     def close(self) -> None:
@@ -192,7 +192,7 @@ class Reservation:
         if not data:
             code = self._process.wait()
             printed = self._log.read_text("utf-8", "replace").strip().rpartition("\n")[2]
-            return [Failed(reason=f"the process that holds the reservation has ended with {code} ({printed})")]
+            return [Failed(reason=f"the process that holds the reservation exited with status {code} ({printed})")]
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         return [msgspec.json.decode(line, type=Event) for line in lines]
 
@@ -326,5 +326,5 @@ def ranks_of_each(study: Study) -> int:
     """
     ranks, hosts = study.settings.num_ranks, study.settings.num_hosts
     if ranks % hosts:
-        raise ChoiceError(f"{ranks} ranks cannot be spread evenly over {hosts} hosts: ask for a multiple of the hosts")
+        raise ChoiceError(f"the number of ranks must be a multiple of the {hosts} hosts, got {ranks}")
     return ranks // hosts

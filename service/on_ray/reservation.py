@@ -107,8 +107,8 @@ class Reservation:
             if time.monotonic() > deadline:
                 self._util.remove_placement_group(group)
                 raise PlatformError(
-                    f"Ray has not reserved the hosts within {timeout_s:g} s: {lack.text}. Ask for less, free "
-                    "the cluster or add nodes, or wait longer with STEPTUNE_RAY_TIMEOUT_S"
+                    f"Ray has not reserved the hosts within {timeout_s:g} s: {lack.text}. Request less, free "
+                    "the cluster, add nodes, or wait longer with STEPTUNE_RAY_TIMEOUT_S"
                 )
             self._tell_once(lack)
         self._group, self._resources = group, bundle
@@ -126,14 +126,14 @@ class Reservation:
             cpus = float(here.get("CPU", 0))
             if not cpus:
                 raise PlatformError(
-                    "the driver's node has no CPU in Ray, and ranks of the first host run where `steptune` does: start "
-                    "it on a node that has"
+                    "the node of this process has no CPU in Ray, but the ranks of the first host run there: "
+                    "start `steptune` on a node with CPUs"
                 )
             return {"CPU": cpus}
         if gpus < ranks:
             raise PlatformError(
-                f"{ranks} GPUs of each host are asked for, and the driver's node has {gpus} in Ray; ranks of the first "
-                "host run where `steptune` does: start it on a node with the GPUs"
+                f"each host needs {ranks} GPUs, but the node of this process, where the ranks of the first host "
+                f"run, has {gpus} in Ray: start `steptune` on a node with enough GPUs"
             )
         return {"GPU": float(ranks), "CPU": float(ranks)}
 
@@ -149,9 +149,10 @@ class Reservation:
         several = self._request.num_hosts > 1
         can_be_met = able >= self._request.num_hosts
         text = (
-            f"{counted(self._request.num_hosts, 'host')} with {asked}{' each' if several else ''} asked for"
-            f"{' on nodes of their own' if several else ''}; the cluster has {counted(len(nodes), 'node')}, {able} of "
-            f"that size, and {has} free: {_prospect(can_be_met)}"
+            f"the study needs {counted(self._request.num_hosts, 'host')} with "
+            f"{asked}{' each' if several else ''}{' on nodes of their own' if several else ''}; the cluster has "
+            f"{counted(len(nodes), 'node')}, {able} of them large enough, and {has} free: "
+            f"{_prospect(can_be_met)}"
         )
         return Waiting(text=text, can_be_met=can_be_met, cluster=self._cluster())
 
@@ -218,8 +219,8 @@ class Reservation:
 
 def _prospect(possible: bool) -> str:
     if possible:
-        return "the hosts are free when other users release them"
-    return "its present nodes can never meet that, whoever ends; nodes have to be added, or less asked for"
+        return "the study starts once other users release enough hosts"
+    return "the present nodes can never meet this request: add nodes, or request less"
 
 
 def main() -> None:
@@ -253,13 +254,15 @@ def require_token(address: str) -> None:
     done = subprocess.run(command, env=open_to_all, capture_output=True, text=True, timeout=STRANGER_S, check=False)
     if done.returncode == CONNECTED:
         raise PlatformError(
-            "the cluster lets in who has no token, so that everybody who can connect to it can run code on its nodes: "
-            "start all of it with RAY_AUTH_MODE=token, or give --insecure-ray where nobody else reaches its network"
+            "the cluster accepts clients without a token, so that anyone who can connect to it can run code on "
+            "its nodes: start the whole cluster with RAY_AUTH_MODE=token, or give --insecure-ray if nobody "
+            "else can reach its network"
         )
     if done.returncode != REFUSED:
         said = done.stderr.strip().rpartition("\n")[2]
         raise PlatformError(
-            f"whether the cluster asks for a token cannot be told ({said}): give --insecure-ray to trust it"
+            f"Steptune cannot determine whether the cluster requires a token ({said}): give --insecure-ray to "
+            "trust the cluster"
         )
 
 

@@ -20,8 +20,8 @@ PAGES = (
     Page("submit_page", "/submit", "The form for a new study"),
     Page("study_page", "/studies/{study_id}", "Results of a study, with the reasons"),
     Page("scaling_page", "/studies/{study_id}/scaling", "Predicted training time of a study on more hosts"),
-    Page("trial_page", "/trials/{trial_id}", "Where the time of a trial went"),
+    Page("trial_page", "/trials/{trial_id}", "Time of a trial's steps by category"),
     Page("compare_page", "/compare", "Two trials or studies side by side"),
-    Page("fleet_page", "/fleet", "All studies: bottlenecks, and strategies that pay"),
+    Page("fleet_page", "/fleet", "Bottlenecks and successful strategies of all studies"),
 )
 ROUTERS = tuple(module.router for module in (static, studies, study, scaling, trials, compare, fleet, submit))

@@ -48,7 +48,7 @@ def compare_page(request: Request, principal: Reader, a: SideName = "", b: SideN
         if a and b:
             shown |= _shown(service, principal, site, a, b)
         elif a:
-            shown["problem"] = f"{a} is no study: name a second trial to compare it with."
+            shown["problem"] = f"{a} is not a study: name a second trial to compare it with."
         swapped = urlencode({"a": b, "b": a})
         return {"title": "Compare", "current": "/compare", "a": a, "b": b, "swapped": swapped, "known": known, **shown}
 

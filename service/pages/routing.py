@@ -139,7 +139,7 @@ def _login(request: Request) -> Response:
 
 
 def _problem(request: Request, status: int, detail: str, headers: dict[str, str] | None = None) -> Response:
-    title = {403: "This is not allowed", 404: "Not found"}.get(status, "This did not work")
+    title = {403: "The request is not allowed", 404: "Not found"}.get(status, "The request failed")
     sentence = f"{detail[:1].upper()}{detail[1:]}."
     text = render(
         "problem.html", site_of(request, getattr(request.state, "principal", None)), title=title, detail=sentence

@@ -77,7 +77,7 @@ def _in_queue(service: Services, study_id: str) -> dict[str, Any]:
     if detail.queue is not None and detail.state in BEGUN:
         waits_for = service.queue.entry(study_id).waits_for
         if detail.queue.requested:
-            waits_for = f"{detail.queue.requested} asked for; it stops soon"
+            waits_for = f"{detail.queue.requested} was requested; the study stops soon"
     return {
         "queued": detail.queue is not None,
         "waits_for": waits_for,

@@ -113,7 +113,7 @@ def change_study(
         if not session.scalars(changed).all():
             if version is None:
                 raise unknown_study(study_id)
-            raise VersionConflictError(f"study {study_id} is at version {version} no more: read it again")
+            raise VersionConflictError(f"study {study_id} is no longer at version {version}: read it again")
         joined = None if tags is None else packed_tags(tags)
         given = {"title": title, "tags": joined, "notes": notes}
         written = {name: value for name, value in given.items() if value is not None}

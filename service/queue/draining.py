@@ -53,8 +53,8 @@ class Due:
     def reason(self) -> str:
         """Return the reason why the others wait."""
         return (
-            f"hosts of the cluster, which go first to a study over {counted(self.num_hosts, 'host')} that has waited "
-            f"for them since {self.since:%Y-%m-%d %H:%M} UTC"
+            f"hosts of the cluster, which are kept free for a study over {counted(self.num_hosts, 'host')} that "
+            f"has been waiting since {self.since:%Y-%m-%d %H:%M} UTC"
         )
 
 

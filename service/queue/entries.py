@@ -77,7 +77,9 @@ def check_not_of_command_line(study: StudyRow, entry: QueueEntryRow) -> None:
         StateConflictError: A command runs it.
     """
     if is_of_command_line(study, entry):
-        raise StateConflictError(f"study {study.study_id} is run by a command: end that with Ctrl-C")
+        raise StateConflictError(
+            f"study {study.study_id} is run by a `steptune` command: stop that command with Ctrl-C"
+        )
 
 
 def wished(entry: QueueEntryRow, state: StudyState) -> StudyState:

@@ -231,7 +231,9 @@ class StudyQueue:
                 entry.num_lost = 0
                 end_claim(session, study, entry, StudyState.QUEUED)
             elif state is not StudyState.QUEUED:
-                raise StateConflictError(f"study {study_id} is {state.value}: only one that was stopped can be resumed")
+                raise StateConflictError(
+                    f"study {study_id} is {state.value}: only a paused, interrupted or failed study can be resumed"
+                )
             session.flush()
             return self._entry(session, study_id)
 
@@ -271,7 +273,8 @@ class StudyQueue:
             in_hand = StudyState(study.state) in BEGUN and not is_of_command_line(study, entry)
             if in_hand or is_held(entry, database_now(session)):
                 raise StateConflictError(
-                    f"study {study_id} is {study.state} in the service, whose workers run it: pause it there first"
+                    f"study {study_id} is {study.state} in the service, whose workers run it: pause the study "
+                    "there first"
                 )
             entry.version += 1
             set_state(session, study, StudyState.RUNNING)
@@ -639,15 +642,19 @@ _SAME = QueueEntryRow.version
 def _given_up(num_lost: int, message: str) -> str:
     because = f": {message}" if message else ""
     return (
-        f"it was given up after {num_lost} workers in a row broke down with it before a trial was complete{because}. "
-        "Does the workload use more memory than the machine has? `resume` tries again"
+        f"the study failed because {num_lost} workers in a row died while they ran it, before a trial was "
+        f"complete{because}. Check that the machine has enough memory for the workload, then retry with `resume`"
     )
 
 
 def _check_requirements(kind: str | None, hardware: str | None, num_devices: int) -> None:
     if kind not in (None, "cpu", CUDA):
-        raise ChoiceError(f"a device of kind {kind!r} is required: a device is `cpu` or `cuda`")
+        raise ChoiceError(f"the required device must be `cpu` or `cuda`, got {kind!r}")
     if hardware is not None and not hardware.strip():
-        raise ChoiceError("the required hardware is empty: give a fingerprint, a part of a label, or nothing")
+        raise ChoiceError(
+            "the required hardware must not be empty: give a fingerprint or a part of a label, or leave it out"
+        )
     if num_devices < 1 or (kind == "cpu" and num_devices > 1):
-        raise ChoiceError(f"{num_devices} devices are required: at least one, and on the CPU, whose cores are one, one")
+        raise ChoiceError(
+            f"the number of required devices must be at least 1, and exactly 1 on the CPU, got {num_devices}"
+        )

@@ -38,11 +38,11 @@ class Limits:
     def exceeded_by(self, usage: Usage) -> str:
         """Return the reason why none of the user's studies may start; empty where one may."""
         if self.disabled:
-            return "its user is disabled"
+            return "its user to be enabled by an administrator"
         if self.max_running is not None and usage.running >= self.max_running:
-            return f"its user to have fewer than {self.max_running} studies running"
+            return f"its user to have fewer running studies than the limit of {self.max_running}"
         if self.max_device_hours is not None and usage.device_seconds >= 3600 * self.max_device_hours:
-            return f"its user to have used less than {self.max_device_hours:g} device hours in {RECENT.days} days"
+            return f"its user's device hours in {RECENT.days} days to fall below the limit of {self.max_device_hours:g}"
         return ""
 
 

@@ -17,7 +17,7 @@ from steptune.tuner.records import Study, StudyState
 from steptune.tuner.workloads.reference import is_command
 
 Entry = tuple[StudyRow, QueueEntryRow]
-FIRST = "; it goes first there, and others wait until it has begun"
+FIRST = "; the study is next on the cluster, and others wait until it has begun"
 
 
 def waits_for(
@@ -45,10 +45,12 @@ def waits_for(
         message = msgspec.json.decode(study.record, type=Study).message
         first = study.study_id in {due.study_id for due in dues.values() if due is not None}
         if _is_held(entry, now):
-            asked = f"hosts of the cluster: {message}" if message else "hosts that its worker asks a cluster for"
+            asked = (
+                f"hosts of the cluster: {message}" if message else "hosts that its worker has requested from a cluster"
+            )
             return f"{asked}{FIRST if first else ''}"
         if not alive:
-            return "a worker: none is running; `steptune worker` starts one"
+            return "a worker (none is running: start one with `steptune worker`)"
         missing = _missing_hardware(session, study, entry, alive)
         if missing:
             return missing
@@ -82,8 +84,8 @@ def _missing_hardware(session: Session, study: StudyRow, entry: QueueEntryRow, a
         fitting = [worker for worker in fitting if runs_scripts(worker.isolation)]
         if not fitting:
             return (
-                "a worker that runs scripts: those that are there isolate trials, and scripts run under "
-                "`steptune worker --isolation none` only"
+                "a worker that runs scripts: the present workers isolate trials, but scripts need `steptune "
+                "worker --isolation none`"
             )
     if wanted is not None:
         fitting = [worker for worker in fitting if is_named(wanted, worker.hardware_fingerprint, worker.hardware_label)]
@@ -93,7 +95,7 @@ def _missing_hardware(session: Session, study: StudyRow, entry: QueueEntryRow, a
     if begun is None or any(begun == w.hardware_fingerprint or w.num_devices != count for w in fitting):
         return ""
     profile = session.get(HardwareProfileRow, begun)
-    return f"a worker with the hardware on which it was begun: {profile.label if profile else ''} ({begun})"
+    return f"a worker with the hardware on which the study began: {profile.label if profile else ''} ({begun})"
 
 
 def _held_up(

@@ -27,34 +27,39 @@ class Settings(AccessSettings, QueueSettings, IsolationSettings, BaseSettings):
         description="SQLAlchemy URL of the database: sqlite:///… or postgresql+psycopg://…",
     )
     database_password_file: Path | None = Field(
-        default=None, description="File that holds the password which the database's URL leaves out."
+        default=None, description="File with the password of the database, if the database's URL omits it."
     )
-    data_directory: Path = Field(default=Path(".steptune"), description="Studies' working files and kept traces.")
+    data_directory: Path = Field(
+        default=Path(".steptune"), description="Directory of the studies' working files and traces."
+    )
 
     artifacts_url: str | None = Field(
         default=None,
-        description="Where traces and uploads are kept: a folder, or a URL such as s3://bucket/steptune; not set, "
+        description="Place of traces and uploads: a folder, or a URL such as s3://bucket/steptune; default: "
         "`artifacts` in the data directory.",
     )
     artifact_grace_s: float = Field(
-        default=24 * 3600.0, gt=0, description="A file to which nothing refers is removed when it is this old."
+        default=24 * 3600.0, gt=0, description="Age in seconds at which an unreferenced file is removed."
     )
     max_artifact_bytes: int | None = Field(
         default=None,
         ge=0,
-        description="Limit for all studies together, or none; the oldest traces of ended studies go first.",
+        description="Maximum bytes of the files of all studies together; null for no limit. The oldest traces of ended "
+        "studies are removed first.",
     )
     max_user_artifact_bytes: int | None = Field(
         default=None,
         ge=0,
-        description="Limit for the studies and uploads of one user who has no quota of their own.",
+        description="Maximum bytes of the studies and uploads of one user who has no quota of their own.",
     )
-    max_study_artifact_bytes: int | None = Field(default=10 << 30, ge=0, description="Limit for one study.")
+    max_study_artifact_bytes: int | None = Field(
+        default=10 << 30, ge=0, description="Maximum bytes of the files of one study."
+    )
 
-    audit_days: float = Field(default=365.0, gt=0, description="How long the audit log is kept.")
+    audit_days: float = Field(default=365.0, gt=0, description="Days for which the audit log is kept.")
 
     host_patience_s: float = Field(
-        default=60.0, gt=0, description="Seconds in which a host that a study has lost may come back."
+        default=60.0, gt=0, description="Seconds to wait for the return of a host that a study has lost."
     )
 
     ray_timeout_s: float = Field(
@@ -65,28 +70,31 @@ class Settings(AccessSettings, QueueSettings, IsolationSettings, BaseSettings):
 
     # --- the server
     host: str = Field(default="127.0.0.1", description="Address on which `serve` listens.")
-    port: int = Field(
-        default=8700, ge=0, le=65535, description="Port on which `serve` listens; 0 takes any that is free."
-    )
-    base_path: str = Field(default="", description="Path below which a proxy serves Steptune, as in /steptune.")
+    port: int = Field(default=8700, ge=0, le=65535, description="Port on which `serve` listens; 0 for any free port.")
+    base_path: str = Field(default="", description="Path below which a proxy serves Steptune, such as /steptune.")
     embedded_worker: bool = Field(
         default=True, description="Run a worker beside the server, as a supervised child process."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="The least severe log lines that `serve` writes, as JSON, to standard error."
+        default="info", description="Lowest level of the log lines that `serve` writes to standard error, as JSON."
     )
     shutdown_timeout_s: float = Field(
-        default=20.0, gt=0, description="Seconds that requests at work have to finish when the server is told to stop."
+        default=20.0, gt=0, description="Seconds that running requests have to finish when the server is told to stop."
     )
     max_body_bytes: int = Field(default=1 << 20, gt=0, description="Largest body of a request that is not an upload.")
     max_upload_bytes: int = Field(default=256 << 20, gt=0, description="Largest uploaded workload, file or archive.")
-    event_poll_s: float = Field(default=0.25, gt=0, description="Seconds between looks at the database for new events.")
-    max_event_streams: int = Field(default=1000, gt=0, description="Event streams that one server process keeps open.")
-    max_user_event_streams: int = Field(default=32, gt=0, description="Most of these for one user.")
-    max_study_event_streams: int = Field(default=128, gt=0, description="Most of these that follow one study.")
+    event_poll_s: float = Field(
+        default=0.25, gt=0, description="Seconds between queries of the database for new events."
+    )
+    max_event_streams: int = Field(
+        default=1000, gt=0, description="Maximum number of event streams of one server process."
+    )
+    max_user_event_streams: int = Field(default=32, gt=0, description="Maximum number of event streams of one user.")
+    max_study_event_streams: int = Field(default=128, gt=0, description="Maximum number of event streams of one study.")
     metrics_token: SecretStr | None = Field(
         default=None,
-        description="Bearer token for /metrics. Without it, /metrics is closed, but for `insecure_no_auth`.",
+        description="Bearer token for /metrics. If it is not set, /metrics is closed, unless `insecure_no_auth` "
+        "is set.",
     )
 
     @field_validator("metrics_token", mode="before")
@@ -99,7 +107,7 @@ class Settings(AccessSettings, QueueSettings, IsolationSettings, BaseSettings):
     def _plain_path(cls, value: str) -> str:
         value = value.rstrip("/")
         if value and not value.startswith("/"):
-            raise ValueError(f"{value!r} does not begin with a slash; write it like /steptune")
+            raise ValueError(f"the path must begin with a slash, like /steptune, got {value!r}")
         return value
 
     @model_validator(mode="after")

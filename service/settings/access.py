@@ -17,52 +17,58 @@ MIN_SECRET_LENGTH = 32
 class AccessSettings(BaseModel):
     insecure_no_auth: bool = Field(
         default=False,
-        description="Let everybody who can reach the service do everything. Only with a loopback address to listen on.",
+        description="Allow everyone who can reach the service to do everything. Needs a loopback address to listen on.",
     )
     public_url: str = Field(
-        default="", description="How browsers reach the service, like `https://tune.example.org`; empty: as they ask."
+        default="",
+        description="Address at which browsers reach the service, like `https://tune.example.org`; empty: the address "
+        "that each request names.",
     )
     proxy_secret: SecretStr | None = Field(
         default=None,
-        description="Secret that a reverse proxy sends as `X-Proxy-Secret`; only with it are its `X-Forwarded-For`, "
-        "`X-Forwarded-Proto` and user header believed.",
+        description="Secret that a reverse proxy sends as `X-Proxy-Secret`; its `X-Forwarded-For`, `X-Forwarded-Proto` "
+        "and user header are trusted only with this secret.",
     )
     unix_socket: Path | None = Field(
         default=None,
-        description="Unix socket on which `serve` listens, instead of an address, for a reverse proxy of the same "
-        "user: all that comes through it is believed as with `proxy_secret`.",
+        description="Unix socket on which `serve` listens for a reverse proxy of the same user, instead of an address; "
+        "all requests through it are trusted as with `proxy_secret`.",
     )
     proxy_hops: int = Field(
-        default=1, ge=1, description="Reverse proxies one behind the other; each adds an entry to `X-Forwarded-For`."
+        default=1, ge=1, description="Number of reverse proxies in a chain; each adds an entry to `X-Forwarded-For`."
     )
     trusted_proxies: str = Field(
         default="",
-        description="Removed: an address proves nothing. A value stops the start; use `proxy_secret` or `unix_socket`.",
+        description="Removed, because an address proves nothing. The service does not start if it is set; use "
+        "`proxy_secret` or `unix_socket`.",
     )
     proxy_user_header: str = Field(
         default="",
-        description="Header in which the trusted proxy names the user who logged in there; empty: none does.",
+        description="Header in which the trusted proxy names the user who logged in there; empty: the proxy "
+        "names no user.",
     )
     new_user_scopes: str = Field(
         default="",
         description="Scopes of users who log in for the first time by proxy or OpenID Connect, like `read submit`; "
-        "empty: an administrator makes users first.",
+        "empty: an administrator must create users first.",
     )
-    oidc_issuer: str = Field(default="", description="URL of an OpenID Connect provider; empty: no such login.")
-    oidc_client_id: str = Field(default="", description="The client's id at that provider.")
+    oidc_issuer: str = Field(
+        default="", description="URL of an OpenID Connect provider; empty: no login with OpenID Connect."
+    )
+    oidc_client_id: str = Field(default="", description="Client id of this service at that provider.")
     oidc_client_secret: SecretStr | None = Field(
-        default=None, description="The client's secret; a public client has none."
+        default=None, description="Client secret of this service at that provider; a public client has none."
     )
-    oidc_scopes: str = Field(default="openid email", description="Scopes asked for at that provider.")
+    oidc_scopes: str = Field(default="openid email", description="Scopes that the service requests from that provider.")
     oidc_user_claim: str = Field(
-        default="email", description="Claim that is the user's name here; an e-mail address must be verified."
+        default="email", description="Claim that contains the user's name; an e-mail address must be verified."
     )
-    token_days: float = Field(default=90, gt=0, description="After how many days a token ends that says nothing else.")
+    token_days: float = Field(default=90, gt=0, description="Default lifetime of a token in days.")
     token_recheck_s: float = Field(
         default=1.0,
         ge=0,
-        description="Seconds for which a token that was found valid is not looked up again: what another process "
-        "revokes counts after them, what this one revokes at once.",
+        description="Seconds for which a valid token is not looked up again: a revocation by another process takes "
+        "effect after this time, one by this process at once.",
     )
     session_idle_minutes: float = Field(
         default=12 * 60, gt=0, description="Minutes without a request after which a browser has to log in again."
@@ -71,21 +77,23 @@ class AccessSettings(BaseModel):
         default=7 * 24, gt=0, description="Hours after which a browser has to log in again in any case."
     )
     requests_per_minute: int = Field(
-        default=1200, gt=0, description="Requests a minute of one user, for each API process."
+        default=1200, gt=0, description="Maximum number of requests a minute of one user, for each API process."
     )
     max_user_requests: int = Field(
         default=64,
         gt=0,
-        description="Requests of one user that are at work at once, streams among them, in one process.",
+        description="Maximum number of concurrent requests of one user in one process, including streams.",
     )
     max_client_requests: int = Field(
         default=256,
         gt=0,
-        description="Requests from one address that are at work at once, in one process, and as many again that send a "
-        "body. Behind a proxy that is not trusted all users have the proxy's address.",
+        description="Maximum number of concurrent requests from one address in one process, and of as many requests "
+        "again that send a body. Behind a proxy that is not trusted, all users share the proxy's address.",
     )
     failed_logins_per_minute: int = Field(
-        default=20, gt=0, description="Refused tokens a minute from one address, for each API process."
+        default=20,
+        gt=0,
+        description="Maximum number of refused tokens a minute from one address, for each API process.",
     )
 
     @field_validator("trusted_proxies")
@@ -93,8 +101,9 @@ class AccessSettings(BaseModel):
     def _no_addresses(cls, value: str) -> str:
         if value.strip():
             raise ValueError(
-                "proxies are no longer trusted by address, from which any program on that machine calls: set "
-                "STEPTUNE_PROXY_SECRET and let the proxy send it as X-Proxy-Secret, or listen with --unix-socket"
+                "proxies are no longer trusted by address, because any program on the proxy's machine shares "
+                "it: set STEPTUNE_PROXY_SECRET and let the proxy send it as X-Proxy-Secret, or listen with "
+                "--unix-socket"
             )
         return value
 
@@ -107,7 +116,9 @@ class AccessSettings(BaseModel):
     @classmethod
     def _hard_to_guess(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None and len(value.get_secret_value()) < MIN_SECRET_LENGTH:
-            raise ValueError(f"it has fewer than {MIN_SECRET_LENGTH} characters: make one with `openssl rand -hex 32`")
+            raise ValueError(
+                f"the secret must have at least {MIN_SECRET_LENGTH} characters: make one with `openssl rand -hex 32`"
+            )
         return value
 
     @field_validator("new_user_scopes")
@@ -122,14 +133,14 @@ class AccessSettings(BaseModel):
     def _web_address(cls, value: str) -> str:
         parts = urlsplit(value)
         if value and (parts.scheme not in ("http", "https") or not parts.netloc):
-            raise ValueError(f"{value!r} is no web address: write it like https://tune.example.org")
+            raise ValueError(f"{value!r} is not a web address: write it like https://tune.example.org")
         return value
 
     @field_validator("oidc_issuer")
     @classmethod
     def _encrypted(cls, value: str) -> str:
         if value and not is_private_enough(value):
-            raise ValueError(f"{value!r}: identities come over https, or from this machine")
+            raise ValueError(f"the provider must use https, or be on this machine, got {value!r}")
         return value
 
     @model_validator(mode="after")
@@ -137,17 +148,21 @@ class AccessSettings(BaseModel):
         behind_proxy = self.unix_socket is not None or self.proxy_secret is not None
         if self.proxy_user_header and not behind_proxy:
             raise ValueError(
-                "proxy_user_header needs proxy_secret or unix_socket: from anybody else the header is a forgery"
+                "proxy_user_header needs proxy_secret or unix_socket: otherwise anyone could forge the header"
             )
         if self.oidc_issuer and not self.oidc_client_id:
             raise ValueError("oidc_issuer needs oidc_client_id")
         if self.oidc_issuer and not self.public_url:
             raise ValueError("oidc_issuer needs public_url: the provider sends browsers back there")
         if self.insecure_no_auth and (self.proxy_user_header or self.oidc_issuer):
-            raise ValueError("insecure_no_auth and a login (proxy_user_header, oidc_issuer) contradict each other")
+            raise ValueError(
+                "insecure_no_auth and a login (proxy_user_header, oidc_issuer) contradict each other: set only one "
+                "of them"
+            )
         if self.insecure_no_auth and behind_proxy:
             raise ValueError(
-                "insecure_no_auth is for this machine alone, and a proxy (proxy_secret, unix_socket) lets others in"
+                "insecure_no_auth is for this machine only, but a proxy (proxy_secret, unix_socket) admits "
+                "others: set only one of them"
             )
         return self
 

@@ -10,25 +10,25 @@ from pydantic import BaseModel, Field
 class IsolationSettings(BaseModel):
     isolation: str | None = Field(
         default=None,
-        description="How trials are kept from this machine: none, limits, bubblewrap, or strongest (bubblewrap, else "
-        "limits; never none). Not set, it is none for commands that a user types, and strongest for a worker, which "
-        "must keep users of the service from each other unless none is named.",
+        description="Isolation of trials from this machine: none, limits, bubblewrap, or strongest (bubblewrap, else "
+        "limits; never none). The default is none for commands that a user types. For a worker it is "
+        "strongest: unless none is set, a worker must separate the users of the service.",
     )
     isolation_network: bool = Field(
-        default=False, description="Lets isolated trials use the network; loopback they may always use."
+        default=False, description="Let isolated trials use the network; loopback is always allowed."
     )
     readable: tuple[Path, ...] = Field(
         default=(),
-        description="Files and folders that isolated trials may read beside the workload's own folder: a JSON list.",
+        description="Files and folders, besides the workload's own folder, that isolated trials may read: a JSON list.",
     )
     study_disk_bytes: int | None = Field(
         default=None,
         ge=0,
-        description="Most bytes that the files of one isolated study may take; by default half of the free space.",
+        description="Maximum bytes of the files of one isolated study; by default half of the free space.",
     )
     study_memory_bytes: int | None = Field(
         default=None,
         ge=1 << 28,
-        description="Memory that all processes of one isolated study may take together, and those of all studies of "
-        "one user on a machine; not set, four fifths of what the machine or its container has.",
+        description="Maximum memory of all processes of one isolated study, and of all studies of one user on a "
+        "machine, in bytes; by default four fifths of the memory of the machine or its container.",
     )

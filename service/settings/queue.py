@@ -12,52 +12,53 @@ class QueueSettings(BaseModel):
     max_running: int | None = Field(
         default=None,
         ge=0,
-        description="Studies of one user that run at a time, where the user has no limit of their own.",
+        description="Maximum number of running studies of one user who has no limit of their own.",
     )
     max_queued: int | None = Field(
-        default=1000, ge=0, description="Studies of one user that wait, where the user has no limit of their own."
+        default=1000, ge=0, description="Maximum number of waiting studies of one user who has no limit of their own."
     )
     max_device_hours: float | None = Field(
         default=None,
         ge=0,
-        description="Device hours of one user in 30 days, where the user has no limit of their own; the cores of a "
-        "worker are one device.",
+        description="Maximum device hours in 30 days of one user who has no limit of their own; all cores of a worker "
+        "count as one device.",
     )
     lease_s: float = Field(
         default=60.0,
         gt=0,
-        description="A worker that was not heard of for so long is taken for dead; its study goes on.",
+        description="Seconds without a heartbeat after which a worker counts as dead; another worker then continues "
+        "its study.",
     )
-    heartbeat_s: float = Field(default=10.0, gt=0, description="Seconds between signs of life of a worker.")
+    heartbeat_s: float = Field(default=10.0, gt=0, description="Seconds between heartbeats of a worker.")
     alive_file: Path | None = Field(
         default=None,
-        description="File that a worker touches with every sign of life, for health checks.",
+        description="File that a worker touches with every heartbeat, for health checks.",
     )
-    poll_s: float = Field(default=1.0, gt=0, description="Seconds between looks of an idle worker at the queue.")
+    poll_s: float = Field(default=1.0, gt=0, description="Seconds between two queries of the queue by an idle worker.")
     drain_s: float = Field(
         default=300.0,
         ge=0,
-        description="Seconds that a worker that was told to stop has to finish the trials it is running.",
+        description="Seconds that a worker has to finish its running trials when it is told to stop.",
     )
     max_losses: int = Field(
         default=5,
         ge=1,
-        description="Workers that may break down with a study, one after the other without a trial completed, before "
-        "the study has failed.",
+        description="Number of workers in a row that may die while they run a study, without a completed trial, before "
+        "the study fails.",
     )
 
     hosts_wait_s: float = Field(
         default=600.0,
         ge=0,
-        description="Seconds that a study waits for hosts of a Ray cluster while other studies take them; then it goes "
-        "first there, and no other one begins.",
+        description="Seconds that a study waits for hosts of a Ray cluster while other studies take them; after that "
+        "the study is next on the cluster, and no other study begins.",
     )
 
     @model_validator(mode="after")
     def _several_heartbeats(self) -> Self:
         if self.lease_s < 3 * self.heartbeat_s:
             raise ValueError(
-                f"lease_s is {self.lease_s:g}, with heartbeats every {self.heartbeat_s:g} s: one late heartbeat would "
-                "end a lease; give at least three times heartbeat_s"
+                f"lease_s must be at least three times heartbeat_s ({self.heartbeat_s:g}), got "
+                f"{self.lease_s:g}: otherwise one late heartbeat would end a lease"
             )
         return self

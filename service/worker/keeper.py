@@ -166,4 +166,4 @@ def _interrupt(requested: str) -> StudyInterrupt:
 
 
 def _cut_off(lease: Lease) -> str:
-    return f"the database could not be reached in time, and the lease on study {lease.study_id} is over"
+    return f"the database could not be reached in time, and the lease on study {lease.study_id} has expired"

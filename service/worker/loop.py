@@ -294,7 +294,7 @@ class Worker:
         except StudyInterrupt as interrupt:
             return Outcome(state=interrupt.state)
         except KeyboardInterrupt:
-            return Outcome(state=StudyState.CANCELLED, message="before there was a new answer")
+            return Outcome(state=StudyState.CANCELLED, message="before the search had a new recommendation")
         except LeaseLostError:
             raise
         except HostsUnavailableError as error:
@@ -311,7 +311,7 @@ class Worker:
             return Outcome(state=StudyState.FAILED, message=str(error))
         except Exception as error:
             keeper.check_lease()
-            logger.exception("study %s broke down", claim.lease.study_id)
+            logger.exception("study %s failed with an unexpected error", claim.lease.study_id)
             return _given_back(error, f"{type(error).__name__}: {error}")
 
     def _run(self, claim: Claim, keeper: LeaseKeeper) -> StudyState:
@@ -454,7 +454,7 @@ class Worker:
             cluster = self._offer.cluster
             refusal = keeper.persist(lambda: self._queue.begin(claim.lease, place, cluster=cluster))
             if refusal:
-                raise HostsUnavailableError(f"the hosts were there, and it waits for {refusal}")
+                raise HostsUnavailableError(f"the hosts are available, but the study waits for {refusal}")
             self._held_place = place
         return place
 
@@ -519,4 +519,4 @@ class _Watcher:
         except LeaseLostError:
             raise
         except (StoreError, OSError) as error:
-            logger.warning("study %s: not all of its files could be kept: %s", self._study.study_id, error)
+            logger.warning("study %s: some of its files could not be stored: %s", self._study.study_id, error)

@@ -42,7 +42,7 @@ def parse_numbers(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
-            raise ChoiceError(f"{text!r} is no list of numbers: write it like 0, or 0-3,6")
+            raise ChoiceError(f"{text!r} is not a list of numbers: write it like 0, or 0-3,6")
         numbers.update(range(int(first), int(last if dash else first) + 1))
     return tuple(sorted(numbers))
 
@@ -60,7 +60,7 @@ def use_cores(cores: tuple[int, ...] | None) -> tuple[int, ...]:
     available = os.sched_getaffinity(0)
     missing = sorted(set(cores or ()) - available)
     if missing:
-        raise ChoiceError(f"--cpus names {missing}, and this process may use {sorted(available)}")
+        raise ChoiceError(f"--cpus must name cores that this process may use ({sorted(available)}), got {missing}")
     chosen = set(cores) if cores is not None else available
     os.sched_setaffinity(0, chosen)
     return tuple(sorted(chosen))
@@ -91,8 +91,8 @@ def named_gpus(text: str) -> tuple[int, ...]:
         found = [number for number, uuid in uuids.items() if name == str(number) or uuid.startswith(name)]
         if len(found) != 1 or not name:
             raise ChoiceError(
-                f"{VISIBLE_DEVICES} names {name!r}, which is no GPU here that nvidia-smi lists: name whole GPUs by "
-                "number or UUID; parts of one (MIG) cannot be claimed"
+                f"{VISIBLE_DEVICES} names {name!r}, which is not a GPU that nvidia-smi lists on this machine: "
+                "name whole GPUs by number or UUID; parts of a GPU (MIG) cannot be claimed"
             )
         numbers += found
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"

@@ -43,8 +43,8 @@ def prepare_script(
     """
     if not runs_scripts(level.name):
         raise IsolationUnavailableError(
-            f"scripts run in a copy-on-write view of their folder, which is a mount, and isolation {level.name} "
-            "forbids it: start a worker with --isolation none"
+            f"scripts run in a copy-on-write mount of their folder, which isolation {level.name} forbids: start "
+            "a worker with --isolation none"
         )
     manifest = read_manifest(folder)
     path = os.pathsep.join(filter(None, (str(Path(python).parent), os.environ.get("PATH"))))
@@ -65,8 +65,8 @@ def _as_looked_at(
     settings = study.settings
     if look.record.num_ranks != settings.num_ranks:
         raise WorkloadError(
-            f"the command trains on {look.record.num_ranks} ranks, and {settings.num_ranks} were asked for: submit it "
-            f"with --ranks {look.record.num_ranks}"
+            f"the command trains on {look.record.num_ranks} ranks, but {settings.num_ranks} were requested: "
+            f"submit it with --ranks {look.record.num_ranks}"
         )
     refuse_sharded(look)
     check_device(parse_objective(settings.objective), look.record.device)
@@ -88,7 +88,7 @@ def _looked_at(
     if look is not None:
         return look
     if ended.timed_out:
-        raise WorkloadError("the budget was spent before the steps of the script were recorded: give it more time")
+        raise WorkloadError("the budget ended before the steps of the script were recorded: give a larger budget")
     lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    said = f". It printed at last: {' / '.join(lines[-LAST_LINES:])}" if lines else ""
+    said = f". Its last output: {' / '.join(lines[-LAST_LINES:])}" if lines else ""
     raise WorkloadError(f"no steps were recorded: {refusal_of(ended)}{said}")

@@ -79,7 +79,7 @@ class Supervisor:
                 return
             if time.monotonic() - began_s > SETTLED_S:
                 pause_s = FIRST_PAUSE_S
-            logger.warning("the worker ended with status %d: another starts in %g s", status, pause_s)
+            logger.warning("the worker ended with status %d: a new one starts in %g s", status, pause_s)
             self._stopping.wait(pause_s)
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 

@@ -90,7 +90,7 @@ def test_reservations_say_who_holds_which_hosts_and_who_waits_for_what(quick: Se
 
 def test_a_running_study_whose_worker_died_says_what_it_waits_for(quick: Served) -> None:
     study_id, _ = fill(quick, state=StudyState.RUNNING)
-    for minutes, waits_for in ((1, ""), (-1, "a worker: none is running; `steptune worker` starts one")):
+    for minutes, waits_for in ((1, ""), (-1, "a worker (none is running: start one with `steptune worker`)")):
         with writing(quick.services.engine) as session:
             entry = session.get_one(QueueEntryRow, study_id)
             entry.lease_until = datetime.now(UTC) + timedelta(minutes=minutes)

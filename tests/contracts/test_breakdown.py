@@ -459,7 +459,9 @@ class TestQuality:
         breakdown = self.bad_trace(tmp_path, linked=10, unlinked=10)
         assert breakdown.categories[Category.UNKNOWN] > 0
         (problem,) = breakdown.quality.problems
-        assert problem.startswith("50% of the device work has no recorded launch, and the cause of 8% of the step")
+        assert problem.startswith(
+            "50% of the device work has no recorded launch, which leaves the cause of 8% of the step"
+        )
 
     def test_a_few_unlinked_operations_are_no_problem(self, tmp_path: Path) -> None:
         assert self.bad_trace(tmp_path, linked=40, unlinked=1).quality.problems == ()
@@ -480,7 +482,7 @@ class TestQuality:
         (problem,) = breakdown.quality.problems
         assert breakdown.quality.problem_names == ("missing",)
         if not calls_too:
-            assert problem == "18 of 20 replays of CUDA graphs have not all of their device work in the trace"
+            assert problem == "18 of 20 replays of CUDA graphs lack a part of their device work in the trace"
 
     def test_a_replay_that_lost_half_of_its_kernels_is_said(self, tmp_path: Path) -> None:
         events = self.replays(4, others=0)
@@ -489,7 +491,7 @@ class TestQuality:
         ]
         (breakdown,) = analyse(trace_of(tmp_path, events))
         assert breakdown.quality.problems == (
-            "1 of 4 replays of CUDA graphs have not all of their device work in the trace",
+            "1 of 4 replays of CUDA graphs lack a part of their device work in the trace",
         )
 
     def test_whole_replays_and_graphs_of_different_sizes_are_no_problem(self, tmp_path: Path) -> None:
@@ -527,8 +529,8 @@ class TestQuality:
         (impossible,) = analyse(trace_of(tmp_path, events), 300_000)[0].quality.problems
         assert (
             impossible
-            == "the step time given without the profiler is 3 times that of the profiled steps: it is "
-            + ("not of the same steps")
+            == "the step time given without the profiler is 3 times that of the profiled steps: it was "
+            + ("measured on other steps")
         )
         assert slowed.problems == ("the profiler made the step 4.00 times as long",)
         assert slowed.overhead_ratio == 4.0

@@ -87,7 +87,7 @@ class TestDraining:
         new = worker(queue, "new", cluster="")
         lease = claimed(queue, new).lease
         refusal = queue.begin(lease, "new", cluster="shared")
-        assert "which go first to a study over 2 hosts that has waited for them since" in refusal
+        assert "which are kept free for a study over 2 hosts that has been waiting since" in refusal
         assert {info.worker_id: info.cluster for info in queue.workers()}["new"] == "shared"
         entry = queue.entry("narrow")
         assert (entry.state, entry.num_claims) == (StudyState.QUEUED, 0)
@@ -234,7 +234,7 @@ class TestOrder:
         leases = [claimed(queue, offer).lease for offer in (first, second)]
         for lease in leases:
             queue.say_waiting(lease, BUSY, cluster="shared", can_be_met=True)
-        assert "which go first" in queue.begin(leases[1], "second and first", cluster="shared")
+        assert "which are kept free" in queue.begin(leases[1], "second and first", cluster="shared")
         assert queue.gives_way(second, without="wide-2")
         assert queue.begin(leases[0], "first and second", cluster="shared") == ""
         submitted(queue, "narrow")
@@ -283,15 +283,15 @@ class TestReasons:
         submitted(queue, "narrow")
         worker(queue, "other")
         assert queue.entry("wide").waits_for == (
-            f"hosts of the cluster: {BUSY}; it goes first there, and others wait until it has begun"
+            f"hosts of the cluster: {BUSY}; the study is next on the cluster, and others wait until it has begun"
         )
         assert queue.entry("narrow").waits_for.startswith(
-            "hosts of the cluster, which go first to a study over 2 hosts"
+            "hosts of the cluster, which are kept free for a study over 2 hosts"
         )
         queue.release(lease, StudyState.QUEUED, BUSY)
         assert queue.entry("wide").waits_for == (
             f"a worker whose cluster reserves 2 hosts to be free; last: {BUSY}; "
-            "it goes first there, and others wait until it has begun"
+            "the study is next on the cluster, and others wait until it has begun"
         )
 
     def test_a_worker_without_a_cluster_may_take_a_narrow_one(self, queue):
@@ -300,4 +300,4 @@ class TestReasons:
         cpu_worker(queue, "alone", host_id="alone")
         assert queue.entry("narrow").waits_for == "a worker to be free"
         submit_wide(queue, "wide-2")
-        assert "go first to a study over 2 hosts" in queue.entry("wide-2").waits_for
+        assert "kept free for a study over 2 hosts" in queue.entry("wide-2").waits_for

@@ -78,7 +78,7 @@ class TestEveryPage:
     def test_a_parameter_that_it_does_not_have_is_not_passed_over(self, service, page):
         answer = get(service, f"{path_of(service, page)}?no_such=1")
         assert answer.status_code == 404
-        assert "no_such: there is no such parameter" in answer.text
+        assert "no_such: unknown parameter" in answer.text
 
     def test_what_belongs_to_another_is_not_there(self, service, page):
         answer = get(service, path_of(service, page), user="eve")
@@ -282,7 +282,7 @@ class TestList:
     def test_a_cursor_of_another_list_is_refused(self, listed):
         store, _ = listed
         for cursor in ("abc", "W10", "eyJhIjogMX0"):
-            with pytest.raises(ValueError, match="no place in this list"):
+            with pytest.raises(ValueError, match="not a position in this list"):
                 list_page(store.engine, ListQuery(owner_id=None, cursor=cursor), 2)
 
 

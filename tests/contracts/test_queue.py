@@ -394,7 +394,7 @@ class TestReserving:
         lease = claimed(queue, cluster_worker(queue)).lease
         submitted(queue, "other", ada)
         claimed(queue, cpu_worker(queue, "alone", host_id="elsewhere"))
-        assert queue.begin(lease, "here and there") == "its user to have fewer than 1 studies running"
+        assert queue.begin(lease, "here and there") == "its user to have fewer running studies than the limit of 1"
         assert queue.entry("study").state is StudyState.QUEUED
 
     def test_a_worker_that_dies_while_it_waits_costs_no_attempt(self, engine, queue):
@@ -505,7 +505,7 @@ class TestTurns:
         submitted(queue, "second", owner)
         assert self.order(queue, 1) == ["first"]
         assert queue.claim(cpu_worker(queue, "free", host_id="free")) is None
-        assert queue.entry("second").waits_for == "its user to have fewer than 1 studies running"
+        assert queue.entry("second").waits_for == "its user to have fewer running studies than the limit of 1"
 
     def test_a_user_gets_so_many_device_hours(self, engine):
         queue = StudyQueue(engine, quotas=Quotas(max_device_hours=2))
@@ -514,7 +514,7 @@ class TestTurns:
         self.used(engine, queue, "long", hours=2.5)
         submitted(queue, "next", owner)
         assert queue.claim(cpu_worker(queue)) is None
-        assert "less than 2 device hours" in queue.entry("next").waits_for
+        assert "below the limit of 2" in queue.entry("next").waits_for
 
     def test_deleting_a_study_gives_no_device_hours_back(self, engine):
         queue = StudyQueue(engine, quotas=Quotas(max_device_hours=2))
@@ -525,7 +525,7 @@ class TestTurns:
             queue.delete(study_id)
         submitted(queue, "next", owner)
         assert queue.claim(cpu_worker(queue)) is None
-        assert "less than 2 device hours" in queue.entry("next").waits_for
+        assert "below the limit of 2" in queue.entry("next").waits_for
 
     def test_deleting_a_study_does_not_change_whose_turn_it_is(self, engine, queue):
         ada, bob = add_user(engine, "ada"), add_user(engine, "bob")
@@ -639,7 +639,7 @@ class TestLeases:
         assert queue.claim(cpu_worker(queue)) is None
         entry = queue.entry("study")
         assert (entry.state, entry.num_claims) == (StudyState.FAILED, 3)
-        assert "given up after 3 workers" in entry.message
+        assert "because 3 workers in a row died" in entry.message
         assert queue.resume("study").num_lost == 0
 
     def test_a_complete_trial_is_progress(self, engine):
@@ -913,7 +913,7 @@ class TestCommandLine:
         assert (queue.entry("study").state, queue.entry("study").version) == (StudyState.RUNNING, before + 1)
         assert queue.claim(cpu_worker(queue)) is None
         for ask in (queue.cancel, queue.pause, queue.delete):
-            with pytest.raises(StateConflictError, match="run by a command"):
+            with pytest.raises(StateConflictError, match="run by a `steptune` command"):
                 ask("study")
         with pytest.raises(StateConflictError, match="is running"):
             queue.resume("study")

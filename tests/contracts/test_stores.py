@@ -138,7 +138,7 @@ class TestStudies:
 
     def test_a_time_without_zone_is_refused(self, store):
         """A naive time would be read as another time on another machine."""
-        with pytest.raises(StoreError, match="is not a time with a zone"):
+        with pytest.raises(StoreError, match="is not a time with a time zone"):
             store.create_study(sample_study(created_at="2026-11-21T10:00:00"))
         assert store.list_studies() == []
 
@@ -193,7 +193,7 @@ class TestFindingStudies:
     @pytest.mark.parametrize("text", ["01", "yy"])
     def test_what_fits_several_is_refused_and_names_them(self, three, text):
         """The message lists them, so that one can write more."""
-        with pytest.raises(StudyNotFoundError, match=r"fits 2 studies \(01.*, 0.*\): write more"):
+        with pytest.raises(StudyNotFoundError, match=r"matches 2 studies \(01.*, 0.*\): write more"):
             three.get_study(text)
 
     @pytest.mark.parametrize("text", ["aaa", "03", "", "%", "_", "01_aa", "01AAA"])
@@ -210,7 +210,7 @@ class TestFindingStudies:
 
     def test_an_empty_store_says_how_to_begin(self, store):
         """The way out of an empty store is a first study."""
-        with pytest.raises(StudyNotFoundError, match="`steptune tune` starts one"):
+        with pytest.raises(StudyNotFoundError, match="start one with `steptune tune`"):
             store.get_study("abc")
 
 
@@ -275,19 +275,19 @@ class TestTrials:
     )
     def test_a_group_begins_as_a_whole_or_not_at_all(self, begun, second):
         """Where one of several trials is refused, none is recorded."""
-        with pytest.raises(StoreError, match="is taken"):
+        with pytest.raises(StoreError, match="is already in use"):
             begun.begin_trials([numbered_trial(9), second])
         assert begun.trials(STUDY_ID) == [sample_trial()]
 
     def test_a_group_cannot_hold_a_trial_twice(self, begun):
         """Repetition inside one call is found as well."""
-        with pytest.raises(StoreError, match="is taken"):
+        with pytest.raises(StoreError, match="is already in use"):
             begun.begin_trials([numbered_trial(9), numbered_trial(9)])
 
     def test_a_second_completion_is_refused(self, begun):
         """A trial completes once: the first result stays."""
         begun.complete_trials([sample_result()])
-        with pytest.raises(StoreError, match=f"{TRIAL_ID}' is completed already"):
+        with pytest.raises(StoreError, match=f"{TRIAL_ID}' is already completed"):
             begun.complete_trials([failed_result()])
         assert begun.trials(STUDY_ID)[0].result == sample_result()
 
@@ -311,7 +311,7 @@ class TestTrials:
     def test_a_lost_trial_cannot_complete(self, begun):
         """Another process may have begun it again."""
         begun.lose_running_trials(STUDY_ID)
-        with pytest.raises(StoreError, match="is lost already"):
+        with pytest.raises(StoreError, match="is already lost"):
             begun.complete_trials([sample_result()])
 
     def test_one_of_several_completions_wins(self, begun):

@@ -29,8 +29,8 @@ from steptune.tuner.trace_records import RankAnalysis, TraceAnalysis
 
 PROBLEM = "the first step took 40 times as long as the others"
 VERDICTS = re.compile(
-    r"limited by|could gain|could save at most|input-bound|stands out|% of the change|waits? for data|keeps up|"
-    r"straggler",
+    r"limited by|could gain|could save at most|input-bound|stands out|unusually large|% of the change|"
+    r"gain: (?:at most|between)|waits? for data|keeps up|straggler",
     re.IGNORECASE,
 )
 """Words of what a profile shows."""

@@ -69,13 +69,13 @@ def test_what_was_done_is_in_the_audit_log_without_secrets(inside, access, tmp_p
     ("arguments", "message"),
     [
         (("token", "create", "--user", "nobody"), "no user is called 'nobody'"),
-        (("token", "create", "--user", "ada", "--scopes", "admin"), "asked for (admin)"),
+        (("token", "create", "--user", "ada", "--scopes", "admin"), "not `admin`"),
         (("token", "create", "--user", "ada", "--scopes", "root"), "'root' is no scope"),
         (("token", "create", "--user", "ada", "--days", "0"), "0 days"),
         (("token", "create", "--user", "ada", "--days", "7", "--never-expires"), "contradict each other"),
         (("token", "revoke", "0" * 26), "no token has the id"),
-        (("user", "create", "ada"), "is called 'ada' already"),
-        (("user", "quota", "ada", "--max-running", "many"), "--max-running many: it is a number, or `default`"),
+        (("user", "create", "ada"), "the user name 'ada' is taken"),
+        (("user", "quota", "ada", "--max-running", "many"), "--max-running must be a number or `default`, got 'many'"),
         (("user", "quota", "ada", "--max-running", "-1"), "max_running = -1"),
     ],
 )
@@ -96,4 +96,4 @@ def test_settings_that_contradict_each_other_are_refused_without_their_secrets(i
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_without_authentication_it_listens_on_loopback_only(inside, host):
     refused = inside("serve", "--insecure-no-auth", "--host", host, status=2)
-    assert f"--insecure-no-auth with --host {host}" in refused.error
+    assert f"--insecure-no-auth needs a loopback address, got --host {host}" in refused.error

@@ -23,10 +23,10 @@ def test_the_first_screen_says_what_limits_the_step_and_then_what_it_rests_on(st
     order(
         ended.out,
         "capture  good: ",
-        "limited by input: for",
-        "could gain at most",
+        "limited by input: the device waits",
+        "gain: at most",
         "where the step goes",
-        "of it computing: ",
+        "compute by phase: ",
         "Gaps on cuda:0",
         "Kernels",
         "Operators",
@@ -110,7 +110,7 @@ def test_compare_says_of_two_traces_what_analyze_does(inside):
 
 def test_compare_takes_two_of_one_kind_that_exist(inside):
     write_loop(Path("trace.json"))
-    assert "compare two traces, or two trials" in inside("compare", "trace.json", "last:1", status=2).error
+    assert "compare two traces or two trials" in inside("compare", "trace.json", "last:1", status=2).error
     assert "does not exist" in inside("compare", "trace.json", "missing.json", status=2).error
     assert "there is no study yet" in inside("compare", "last:baseline", "last:2", status=2).error
     assert "there is no trial 'nonsense'" in inside("compare", "nonsense", "nonsense", status=2).error
@@ -119,7 +119,7 @@ def test_compare_takes_two_of_one_kind_that_exist(inside):
 def test_a_run_of_one_step_is_compared_without_interval(inside):
     write_loop(Path("one.json"), num_steps=1)
     write_loop(Path("other.json"), num_steps=1)
-    assert "one step each: no interval" in inside("analyze", "one.json", "--compare", "other.json").out
+    assert "each side has one step: no interval" in inside("analyze", "one.json", "--compare", "other.json").out
 
 
 def test_a_capture_that_lost_device_work_gets_no_verdict(inside):
@@ -144,7 +144,7 @@ def test_a_trace_that_ends_in_the_middle_says_so(inside):
     write_trace(Path("whole.json"), [step(0, 0, 1000), *loop_events()])
     Path("cut.json").write_bytes(Path("whole.json").read_bytes()[:-400])
     out = inside("analyze", "cut.json").out
-    assert "ends in the middle" in " ".join(out.split())
+    assert "is truncated or damaged" in " ".join(out.split())
     assert "no verdict" in out
 
 
@@ -158,16 +158,16 @@ def test_a_trace_that_ends_in_the_middle_says_so(inside):
         (["empty.json"], ["empty.json: the file is empty"]),
         (["text.json"], ["text.json: it is not a trace", "not JSON"]),
         (["no_traces/metrics.json"], ['no list "traceEvents"']),
-        (["rank0.json", "copy_of_rank0.json"], ["rank 0 is there twice", "copy_of_rank0.json"]),
+        (["rank0.json", "copy_of_rank0.json"], ["rank 0 appears in two traces", "copy_of_rank0.json"]),
         (["rank0.json", "--compare", "nowhere.json"], ["nowhere.json does not exist"]),
         (["rank0.json", "--html", "nowhere/page.html"], ["nowhere/page.html cannot be written"]),
-        (["rank0.json", "--perfetto", "rank0.json"], ["rank0.json is a trace that is read: write to another file"]),
+        (["rank0.json", "--perfetto", "rank0.json"], ["rank0.json is one of the input traces: write to another file"]),
         (["rank0.json", "--html", "empty_folder"], ["empty_folder cannot be written"]),
         (
             ["rank0.json", "--unprofiled-step-ms", "-1"],
-            ["--unprofiled-step-ms -1", "give the milliseconds of one step"],
+            ["--unprofiled-step-ms must be from 0.001 to 8.64e+07 ms, got -1", "give the time of one step"],
         ),
-        (["rank0.json", "--unprofiled-step-ms", "nan"], ["--unprofiled-step-ms nan"]),
+        (["rank0.json", "--unprofiled-step-ms", "nan"], ["8.64e+07 ms, got nan"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -238,18 +238,18 @@ def test_real_ranks_of_one_run_are_compared(inside):
 def test_two_results_cannot_be_one_file(inside):
     write_loop(Path("trace.json"))
     ended = inside("analyze", "trace.json", "--html", "out", "--perfetto", "out", status=2)
-    assert "out is named for two results: write them to different files" in ended.err
+    assert "--html and --perfetto both name out: write them to different files" in ended.err
 
 
 def test_steps_that_take_no_time_are_refused(inside):
     write_trace(Path("trace.json"), [step(0, 0, 0), operator("aten::mm", 0, 0)])
-    assert "its steps take no time" in inside("analyze", "trace.json", status=2).err
+    assert "the steps have zero length" in inside("analyze", "trace.json", status=2).err
 
 
 def test_tracks_are_not_put_into_a_cut_file(inside):
     write_loop(Path("whole.json"))
     packed = gzip.compress(Path("whole.json").read_bytes())
     Path("cut.json.gz").write_bytes(packed[: len(packed) * 3 // 4])
-    assert "ends in the middle" in inside("analyze", "cut.json.gz", "--perfetto", "tracks.json", status=2).err
+    assert "is truncated or damaged" in inside("analyze", "cut.json.gz", "--perfetto", "tracks.json", status=2).err
     assert not Path("tracks.json").exists()
     assert "incomplete" in inside("analyze", "cut.json.gz").out

@@ -63,7 +63,7 @@ def test_a_value_that_is_none_ends_the_command_in_words(steptune):
     bad.write_text(WORKLOAD.read_text() + "\n\nclass Bad(Pieces):\n    knobs = {'pieces': (1, 2)}\n")
     refused = steptune("tune", f"{bad}:Bad", "--budget", "10s", "--device", "cpu", status=None)
     assert refused.status != 0
-    assert "Bad.knobs names 'pieces', and Bad.pieces does not exist" in refused.error
+    assert "Bad.knobs names 'pieces', but Bad.pieces does not exist" in refused.error
 
 
 def test_strategies_list_them(steptune):

@@ -48,7 +48,7 @@ def test_a_command_over_several_hosts_is_refused_with_the_command_that_works(
     inside: Inside, option: tuple[str, ...]
 ) -> None:
     error = inside("tune", "--", "torchrun", *option, "train.py", status=2).error
-    assert "trials of a command run on this host alone" in error
+    assert "trials of a command run on this host only" in error
     assert "-m steptune tune my_workload.py:MyWorkload" in error
 
 
@@ -59,7 +59,7 @@ def test_an_argument_too_many_is_a_mistake_of_use(inside: Inside) -> None:
 @pytest.mark.parametrize(
     ("variables", "reason"),
     [
-        (srun(0, STEPTUNE_HOSTS_SECRET="short"), "STEPTUNE_HOSTS_SECRET has 5 characters, and 32 at least"),
+        (srun(0, STEPTUNE_HOSTS_SECRET="short"), "STEPTUNE_HOSTS_SECRET must have at least 32 characters, got 5"),
         (srun(0, STEPTUNE_HOSTS_SECRET=SECRET, MASTER_ADDR=""), "MASTER_ADDR is not set"),
     ],
 )
@@ -76,7 +76,7 @@ def test_another_number_of_ranks_than_was_launched_is_refused(inside: Inside, mo
     for name, value in srun(0, STEPTUNE_HOSTS_SECRET=SECRET).items():
         monkeypatch.setenv(name, value)
     error = inside("tune", TUNED, "--ranks", "3", status=2).error
-    assert "--ranks 3 is not the number of ranks that were launched, 2" in error
+    assert "--ranks must be 2, the number of launched ranks, got 3" in error
 
 
 def test_two_tasks_of_srun_are_one_study(steptune: Steptune, inside: Inside, free_port: int) -> None:

@@ -41,7 +41,7 @@ def test_a_profile_says_where_the_step_goes_and_what_could_be_done(steptune):
     assert re.match(r"[\d.]+ ms a step, [\d.]+ samples/s; limited by input, on ", verdict)
     assert re.search(r"^waiting for data +[\d.]+ ms +\d+ % +█", text, re.MULTILINE)
     assert "data_loading" in text
-    assert "could gain at most" in " ".join(text.split()), "wherever the line ends"
+    assert "gain: at most" in " ".join(text.split()), "wherever the line ends"
     assert all(len(line) <= 80 for line in text.splitlines())
 
 
@@ -74,7 +74,7 @@ def test_strategies_are_listed_with_what_is_unsupported_and_why(inside):
     assert all(len(line) <= 80 for line in listed.splitlines())
     for strategy in STRATEGIES:
         assert re.search(rf"^{strategy.name}  ", listed, re.MULTILINE)
-    assert re.search("not here, requires a CUDA device: .*cudnn_benchmark=on", listed)
+    assert re.search("not available here, requires a CUDA device: .*cudnn_benchmark=on", listed)
 
 
 def test_strategies_are_judged_for_a_workload(steptune):
@@ -118,7 +118,7 @@ def test_a_database_is_made_by_upgrade_and_is_then_current(inside):
         "from": None,
         "to": known_revisions()[0],
     }
-    assert "this version's schema already" in inside("db", "upgrade", "--database", url).out
+    assert "already has this version's schema" in inside("db", "upgrade", "--database", url).out
     assert inside("list", "--database", url, "--json").json == []
 
 

@@ -78,9 +78,9 @@ def test_what_is_quoted_cannot_steer_the_terminal(inside, tmp_path):
 
 def test_what_is_not_there_is_refused_with_the_way_out(inside):
     refused = inside("doctor", "--root", "missing", status=2)
-    assert refused.error.startswith("missing is no directory: name one that holds")
+    assert refused.error.startswith("missing is not a directory: give a directory with")
     assert not refused.out
-    assert inside("doctor", "missing.log", status=2).error.startswith("missing.log does not exist: name a file")
+    assert inside("doctor", "missing.log", status=2).error.startswith("missing.log does not exist: give a file")
 
 
 def test_the_documented_commands_copy_all_that_is_looked_at(tmp_path):

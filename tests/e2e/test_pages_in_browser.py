@@ -410,7 +410,7 @@ class TestList:
         page.get_by_role("link", name="Clear").click()
         page.get_by_role("searchbox").fill("no such workload")
         page.keyboard.press("Enter")
-        expect(page.get_by_text("No study fits.")).to_be_visible()
+        expect(page.get_by_text("No study matches.")).to_be_visible()
         page.goto(f"{complete.url}/?sort=gain")
         expect(rows.first).to_contain_text("2.42×")
 
@@ -456,7 +456,7 @@ class TestList:
             page.goto(f"{service.url}/?q=two+cores")
             expect(page.locator("table.studies tbody tr")).to_have_count(1)
             page.goto(f"{service.url}/?tag=vi")
-            expect(page.get_by_text("No study fits.")).to_be_visible()
+            expect(page.get_by_text("No study matches.")).to_be_visible()
 
     def test_pages_of_a_long_list(self, tmp_path, visit):
         with shown(tmp_path) as service:

@@ -37,13 +37,13 @@ def test_it_names_the_best_way_and_all_others(studies, inside):
     out = " ".join(inside("predict", studies[0], *CLUSTER).out.split())
     assert "4 hosts with 8 devices each (32 ranks)" in out
     assert "best: " in out
-    assert "with information dropped: " in out
+    assert "best lossy: " in out
     for part in (
         "two levels",
         "ZeRO-1",
         "Not possible there",
         "Assumed",
-        "the error of these predictions is not known",
+        "so the error of these predictions is unknown",
     ):
         assert part in out
 

@@ -80,7 +80,7 @@ def test_a_full_disk_under_the_database_loses_nothing(used, small_disk):
         wrapper=small_disk,
         variables={"SIZE": str(size + (96 << 10)), "STEPTUNE_DATABASE_URL": "sqlite:///small/steptune.db"},
     )
-    assert "small/steptune.db is full" in message
+    assert "small/steptune.db or the disk that holds it is full" in message
     assert "free some space" in message
     kept = Steptune(used.folder / "after").studies()
     assert "completed" in [entry["study"]["state"] for entry in kept]
@@ -128,7 +128,7 @@ def read_only(steptune):
 def test_an_output_folder_that_cannot_be_written_is_refused_before_tuning(steptune, read_only):
     message = steptune.refused("tune", FINE, "--output", "read_only/results", before=without_override)
     assert "read_only/results cannot hold the results" in message
-    assert "name another with --output" in message
+    assert "name another folder with --output" in message
     assert not (steptune.folder / "steptune.db").exists()
 
 

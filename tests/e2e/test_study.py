@@ -271,7 +271,7 @@ def test_a_reference_with_arguments_is_kept(tuned_inside):
 
 def test_two_trials_of_a_study_are_compared(tuned_inside, recommendation):
     out = tuned_inside("compare", "last:baseline", "last:recommended").out
-    assert "as the study states it: confirmed in " in out
+    assert "speed in the study: confirmed in " in out
     said = out.partition("to   ")[2].partition("\n")[0]
     assert ("data_loading: " if recommendation["candidate"]["choices"] else "baseline") in said
     compared = tuned_inside("compare", "last:baseline", "last:recommended", "--json").json

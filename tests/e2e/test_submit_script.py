@@ -86,7 +86,7 @@ def test_a_script_is_tuned_by_a_worker(service: Running, project: Path) -> None:
             ("--data", "/nowhere/at/all", "--", "python", "train.py"),
             "the worker has no /nowhere/at/all: mount it there",
         ),
-        (("--ranks", "2", "--device", "cpu", "--", "python", "plain.py"), "trains on 1 ranks, and 2 were asked for"),
+        (("--ranks", "2", "--device", "cpu", "--", "python", "plain.py"), "trains on 1 ranks, but 2 were requested"),
         (("--", "python", "absent.py"), "No such file or directory"),
     ],
 )
@@ -110,5 +110,5 @@ def test_hosts_and_limits_of_memory_are_refused_by_the_interface(service: Runnin
             {"num_hosts": 2, "num_ranks": 2, "device": "cpu"},
             {"constraints": {"memory_limit_bytes": 1 << 30}},
         ):
-            with pytest.raises(Exception, match="is for workloads"):
+            with pytest.raises(Exception, match="for a script"):
                 client.submit(workload_id=workload_id, **given)

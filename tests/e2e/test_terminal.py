@@ -95,7 +95,7 @@ def test_ctrl_c_keeps_what_was_measured_and_reports_the_best(steptune, inside):
         terminal.press_ctrl_c()
         end = " ".join(terminal.read_until().split())
         assert terminal.status() == 130
-    assert f"`steptune show {study['study_id']}` has the earlier one" in end
+    assert f"print the earlier one with `steptune show {study['study_id']}`" in end
 
 
 def test_ctrl_c_before_anything_was_measured_says_how_to_go_on(steptune, inside):

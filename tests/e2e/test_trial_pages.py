@@ -332,7 +332,7 @@ class TestFiles:
         assert visit.hosts() == {profiled.url.split("/")[2]}
         with visit.context.expect_page() as opened:
             page.get_by_role("button", name="Open in Perfetto").click()
-        expect(page.locator("[data-perfetto-says]")).to_have_text("Perfetto has it.")
+        expect(page.locator("[data-perfetto-says]")).to_have_text("The trace is open in Perfetto.")
         expect(opened.value).to_have_title(re.compile(rf"{len(profiled.trace)} bytes of Steptune trial 1"))
         assert visit.complaints == []
 
@@ -345,7 +345,7 @@ class TestFiles:
         says = page.locator("[data-perfetto-says]")
         expect(says).to_have_text("Waiting for Perfetto…")
         page.clock.run_for(20_000)
-        expect(says).to_contain_text("Download it and open it there")
+        expect(says).to_contain_text("Download the trace and open it there")
 
 
 def test_a_running_trial_becomes_what_it_showed_without_reload(tmp_path, visit):

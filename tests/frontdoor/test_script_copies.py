@@ -174,7 +174,7 @@ def test_a_script_with_a_thread_starts_anew_and_says_why(folder: ScriptFolder, t
     with trials_of(folder, tmp_path / "study", "--thread") as trials:
         result = trials.run()
 
-    assert trials.look.why_no_copy == "a copy has no threads, and the script has one (writer)"
+    assert trials.look.why_no_copy == "a frozen copy cannot have threads, but the script has one (writer)"
     assert result.failure is None
     assert result.interpreter == "started"
 
@@ -309,12 +309,12 @@ def test_a_thread_of_the_own_process_is_a_reason(tmp_path: Path, monkeypatch: py
         thread.join()
     (place,) = asked.places
     assert place["copy"] == ""
-    assert place["reason"] == "a copy has no threads, and the script has one (writer)"
+    assert place["reason"] == "a frozen copy cannot have threads, but the script has one (writer)"
 
 
 def test_without_a_place_there_is_no_copy(folder: ScriptFolder, tmp_path: Path) -> None:
     command = (sys.executable, folder.add("plain.py"))
     trials = Trials(folder.path, tmp_path / "study", command)
 
-    with pytest.raises(CopyError, match="never came to a place"):
+    with pytest.raises(CopyError, match="never reached a point"):
         place_to_start_from(trials.look.record)

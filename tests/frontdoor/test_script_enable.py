@@ -87,11 +87,17 @@ def _of_other_device(recommendation: Recommendation) -> Recommendation:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        pytest.param(_of_other_torch, "measured with torch 2.9.0, and this is torch", id="torch"),
-        pytest.param(_of_other_device, "measured on cuda (NVIDIA H100), and the script trains on cpu", id="device"),
-        pytest.param(lambda r: replace(r, num_ranks=2), "measured with 2 ranks, and there are 1", id="ranks"),
-        pytest.param(lambda r: replace(r, environment_variables={"A_B": "1"}), "start the script with it", id="env"),
-        pytest.param(lambda r: replace(r, in_script=None), "no recommendation for a training script", id="workload"),
+        pytest.param(_of_other_torch, "measured with torch 2.9.0, but this process has torch", id="torch"),
+        pytest.param(_of_other_device, "measured on cuda (NVIDIA H100), but the script trains on cpu", id="device"),
+        pytest.param(lambda r: replace(r, num_ranks=2), "measured with 2 ranks, but there are 1", id="ranks"),
+        pytest.param(
+            lambda r: replace(r, environment_variables={"A_B": "1"}),
+            "set this variable before the script starts",
+            id="env",
+        ),
+        pytest.param(
+            lambda r: replace(r, in_script=None), "is not a recommendation for a training script", id="workload"
+        ),
     ],
 )
 def test_another_machine_is_refused_in_words(
@@ -121,7 +127,7 @@ def test_an_edited_script_is_refused_and_the_line_itself_is_no_edit(folder: Scri
 
     done = trained(*command)
 
-    assert "plain.py is not the file that was tuned" in done.stderr.splitlines()[-1]
+    assert "plain.py has changed since it was tuned" in done.stderr.splitlines()[-1]
     assert not losses(done.stdout)
 
 
@@ -132,7 +138,7 @@ def test_without_the_file_the_script_trains_as_it_is_and_says_so(folder: ScriptF
     done = trained(interpreter(None), "plain.py")
 
     assert done.returncode == 0
-    assert done.stderr == "steptune: no change, because there is no steptune.json: the script trains as it is\n"
+    assert done.stderr == "steptune: nothing was changed, because steptune.json does not exist\n"
 
 
 def test_a_process_that_only_starts_others_says_so_and_those_say_nothing(folder: ScriptFolder, tmp_path: Path) -> None:
@@ -148,7 +154,7 @@ def test_a_process_that_only_starts_others_says_so_and_those_say_nothing(folder:
 
     first, second = done.stderr.splitlines()
     assert "AdamW(fused=True)" in first
-    assert second == "steptune: no change in this process: nothing trained in it"
+    assert second == "steptune: nothing was changed, because this process did no training"
 
 
 @pytest.mark.parametrize("changed_first", [True, False], ids=["out of the change", "into the change"])

@@ -72,14 +72,14 @@ def test_a_script_that_never_trains_is_answered_in_words(folder: ScriptFolder) -
     run = folder.profiled(sys.executable, folder.add("never_trains.py"))
 
     assert run.profile.status == 0
-    assert "no backward pass ran" in run.profile.refusal
+    assert "no process that Steptune sees ran a backward pass" in run.profile.refusal
 
 
 def test_a_command_without_torch_is_answered_in_words(folder: ScriptFolder) -> None:
     run = folder.profiled(sys.executable, "-c", "print('hello')")
 
     assert run.out == "hello\n"
-    assert "nothing trained here" in run.profile.refusal
+    assert "nothing was trained" in run.profile.refusal
 
 
 def test_a_script_that_is_too_short_is_told_how_many_steps_are_needed(folder: ScriptFolder) -> None:
@@ -247,7 +247,7 @@ def test_a_command_that_does_not_exist_is_told(folder: ScriptFolder) -> None:
         ((), "nothing to profile"),
         (("zoo:synthetic", "--", "true"), "profile one of them"),
         (("--seed", "1", "--", "true"), "--seed is for workloads"),
-        (("--full", "zoo:synthetic"), "are for a command"),
+        (("--full", "zoo:synthetic"), "require a command"),
     ],
 )
 def test_what_does_not_go_together_is_refused(arguments: tuple[str, ...], message: str, folder: ScriptFolder) -> None:
@@ -276,7 +276,7 @@ def test_a_script_that_profiles_itself_is_refused_and_ended(folder: ScriptFolder
 
     run = folder.profiled(sys.executable, "own.py")
 
-    assert "runs torch.profiler itself" in run.profile.refusal
+    assert "already runs torch.profiler" in run.profile.refusal
     assert "the end" not in run.out
 
 
@@ -388,7 +388,7 @@ def test_where_the_hooks_do_not_fit_the_script_runs_without_them(folder: ScriptF
     run = folder.profiled(sys.executable, "-c", "import torch; print(torch.__file__)")
 
     assert run.out.endswith("torch/__init__.py\n")
-    assert "steptune sees nothing in process" in run.err
+    assert "steptune cannot observe process" in run.err
 
 
 def test_a_reason_to_stop_ends_the_command_and_leaves_no_process(folder: ScriptFolder) -> None:

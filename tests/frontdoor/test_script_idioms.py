@@ -83,7 +83,7 @@ IDIOMS = (
         dataset=None,
         models=("LSTM", "Linear"),
         items={"step": "one backward pass (parameters are updated by hand)", "optimizer": "none"},
-        note="2 modules are called one by one",
+        note="2 modules are called separately",
     ),
     Idiom(
         script="own_trainer.py",
@@ -101,7 +101,7 @@ IDIOMS = (
         batches=0,
         dataset=None,
         models=("Sequential", "Sequential"),
-        note="2 modules are called one by one",
+        note="2 modules are called separately",
     ),
     Idiom(
         script="averaged.py",

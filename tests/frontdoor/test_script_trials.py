@@ -55,22 +55,28 @@ IDIOMS = (
         note="makes its batches itself",
         roundoffs=(FP32_ROUNDOFF, BF16_ROUNDOFF),
     ),
-    Idiom(script="by_hand.py", choices=AUTOCAST, kinds={"pointwise"}, note="no optimizer", roundoffs=(BF16_ROUNDOFF,)),
+    Idiom(
+        script="by_hand.py",
+        choices=AUTOCAST,
+        kinds={"pointwise"},
+        note="no torch optimizer",
+        roundoffs=(BF16_ROUNDOFF,),
+    ),
     Idiom(script="own_trainer.py", choices={"data_loading": {"num_workers": 2}}, kinds=ALL),
     Idiom(
         script="lbfgs.py",
         choices={"cpu_threads": {"num_threads": 1}},
         kinds={"pointwise"},
         note="LBFGS",
-        why_no_copy="inside of an optimizer",
+        why_no_copy="inside an optimizer",
     ),
     Idiom(
         script="augmented.py",
         choices=WORKER | {"memory_format": {"layout": "channels_last"}},
         kinds=ALL,
-        note="content of samples: they are random",
+        note="content of samples: random",
     ),
-    Idiom(script="two_ranks.py", choices=FUSED, kinds=ALL, launcher=TORCHRUN, why_no_copy="ranks of a group"),
+    Idiom(script="two_ranks.py", choices=FUSED, kinds=ALL, launcher=TORCHRUN, why_no_copy="ranks of a process group"),
     Idiom(script="hf_trainer.py", choices=WORKER, kinds=ALL, library="transformers"),
     Idiom(script="accelerated.py", choices=WORKER, kinds=ALL, library="accelerate"),
     Idiom(script="lightning_automatic.py", choices=WORKER, kinds=ALL, library="lightning"),
@@ -151,7 +157,7 @@ def test_what_cannot_be_applied_needs_a_workload_with_its_reason(folder: ScriptF
 
     reasons = {exclusion.move.strategy: exclusion.reason for exclusion in trials.space.excluded}
 
-    assert reasons["data_loading"] == "needs a Workload: the loop makes its batches itself, without a DataLoader"
+    assert reasons["data_loading"] == "needs a Workload: the script makes its batches without a DataLoader"
     assert "autocast to bfloat16" in reasons["precision"]
     assert "data_loading" not in {move.strategy for move in trials.space.moves}
 

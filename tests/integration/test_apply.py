@@ -290,7 +290,7 @@ class TestRecipes:
 class TestChecks:
     def test_another_global_batch_is_refused(self) -> None:
         recommendation = msgspec.structs.replace(measured_here(), global_batch=64)
-        with pytest.raises(RecommendationError, match=r"Small.global_batch is 8.*tuned with 64: set it to that"):
+        with pytest.raises(RecommendationError, match=r"Small.global_batch is 8.*tuned with 64: set it to 64"):
             steptune.apply(recommendation, Small())
 
     def test_a_class_instead_of_a_workload_is_refused(self) -> None:

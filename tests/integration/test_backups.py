@@ -136,7 +136,7 @@ class TestRoundTrip:
         store = open_store(url)
         store.create_study(sample_study(study_id="later"))
         after = rows(url)
-        with pytest.raises(StoreError, match=r"holds studies already: .*--force"):
+        with pytest.raises(StoreError, match=r"already holds studies: .*--force"):
             restore(url, artifacts, path)
         assert rows(url) == after
         restore(url, artifacts, path, force=True)
@@ -237,11 +237,11 @@ def changed(contents: dict[str, bytes], name: str) -> dict[str, bytes]:
 
 DAMAGES: dict[str, Callable[[dict[str, bytes]], dict[str, bytes]]] = {
     "the database differs from the one that was backed up": lambda c: changed(c, "database"),
-    "artifact .* is not what was backed up": lambda c: changed(c, list(c)[2]),
+    "the content of artifact .* does not match its digest": lambda c: changed(c, list(c)[2]),
     "'database' has .* bytes instead of": lambda c: c | {"database": b"short"},
-    "'manifest.json' should come next, and 'database' does": lambda c: dict(list(c.items())[1:]),
-    "should come next, and its end does": lambda c: dict(list(c.items())[:2]),
-    "'artifacts/.*' should come next, and '../../escape' does": lambda c: {
+    "expected 'manifest.json' next, found 'database'": lambda c: dict(list(c.items())[1:]),
+    "next, found its end": lambda c: dict(list(c.items())[:2]),
+    "expected 'artifacts/.*' next, found '../../escape'": lambda c: {
         **dict(list(c.items())[:2]),
         "../../escape": b"x",
     },
@@ -266,7 +266,7 @@ class TestDamage:
 
     def test_a_link_in_place_of_the_database_is_not_followed(self, backup, url, path, elsewhere):
         write_members(path, backup, database=tarfile.SYMTYPE)
-        with pytest.raises(StoreError, match="'database' should come next"):
+        with pytest.raises(StoreError, match="expected 'database' next"):
             restore(url, elsewhere, path, force=True)
 
     def test_a_truncated_file_replaces_nothing(self, backup, url, path, elsewhere):
@@ -279,12 +279,12 @@ class TestDamage:
 
     def test_another_file_is_no_backup(self, url, path, elsewhere):
         path.write_text("a text")
-        with pytest.raises(StoreError, match="is no backup"):
+        with pytest.raises(StoreError, match="is not a backup"):
             restore(url, elsewhere, path, force=True)
 
     def test_a_later_format_is_named(self, backup, url, path, elsewhere):
         write_members(path, backup | {"manifest.json": b'{"format": 2, "new": true}'})
-        with pytest.raises(StoreError, match="has format 2, and this version reads 1"):
+        with pytest.raises(StoreError, match="has format 2, but this version reads format 1"):
             restore(url, elsewhere, path, force=True)
 
     def test_a_database_that_cannot_be_loaded_leaves_what_was_there(self, backup, kind, url, path, elsewhere):
@@ -308,7 +308,7 @@ class TestEngines:
         other = {"sqlite": "postgresql", "postgresql": "sqlite"}[kind]
         manifest = json.loads(contents["manifest.json"]) | {"engine": other}
         write_members(path, contents | {"manifest.json": json.dumps(manifest).encode()})
-        with pytest.raises(StoreError, match=f"is the backup of a {other} database"):
+        with pytest.raises(StoreError, match=f"is a backup of a {other} database"):
             restore(url, elsewhere, path, force=True)
 
     def test_missing_tools_are_named_with_their_package(self, postgres_url, artifacts, path, monkeypatch, tmp_path):
@@ -338,7 +338,7 @@ class TestEngines:
         with engine.begin() as connection:
             connection.exec_driver_sql("CREATE SCHEMA steptune_replaced")
         engine.dispose()
-        with pytest.raises(StoreError, match="left by a restore that was killed"):
+        with pytest.raises(StoreError, match="which an interrupted restore left behind"):
             restore(postgres_url, elsewhere, path, force=True)
 
     def test_a_backup_of_sqlite_is_one_file_without_a_log(self, tmp_path, artifacts, path):

@@ -38,7 +38,7 @@ class Busy(Machine):
     """Others use most of the cores, in every window."""
 
     def run(self, specs, purposes, settings, group, listener):
-        said = "others used 74% of the cores"
+        said = "other programs used 74% of the cores"
         changes = {"void": said} if settings.quiet_machine else {"marked": said}
         return [
             replace(r, windows=tuple(replace(w, foreign_cpu_share=0.74, **changes) for w in r.windows))
@@ -72,5 +72,5 @@ def test_no_study_is_inconclusive_for_a_wide_interval_while_its_budget_lasts(see
 
 def test_a_study_that_asked_for_a_quiet_machine_fails_with_the_way_out():
     study = StudyRun(Busy(SMALL), measure=MeasureSettings(quiet_machine=True))
-    with pytest.raises(BaselineError, match=r"others used 74% of the cores.*without --quiet-machine"):
+    with pytest.raises(BaselineError, match=r"other programs used 74% of the cores.*without --quiet-machine"):
         study.run()

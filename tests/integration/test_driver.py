@@ -305,7 +305,7 @@ class TestTrouble:
         study.run()
         label = study.machine.describe().hardware.label
         study.machine.describe = describe
-        with pytest.raises(StoreError, match=rf"begun on {label}: cannot go on here: .* begin a new study"):
+        with pytest.raises(StoreError, match=rf"started on {label}: it cannot continue here .* start a new study"):
             study.run()
         assert study.store.get_study(study.study_id).state is StudyState.INTERRUPTED
 
@@ -374,7 +374,7 @@ class TestBudget:
             study = StudyRun(Machine(NOISE, noise_sd=0.03, seed=seed))
             assert study.run().verdict is Verdict.NO_SIGNIFICANT_GAIN
             ended |= {decision.reason for decision in study.decisions if decision.stage == "confirm"}
-        assert any("ended early, because more blocks would hardly have proven a gain" in reason for reason in ended)
+        assert any("ended early, because more blocks were unlikely to prove a gain" in reason for reason in ended)
 
     def test_blocks_that_an_earlier_version_measured_all_count(self):
         """It ran all that were planned; the answer may not leave out what is stored."""
@@ -398,7 +398,7 @@ class TestBudget:
         block_s = 2 * (start_s + 5.0)
         assert study.machine.now_s <= 150.0 + block_s
         reason = next(d.reason for d in study.decisions if d.stage == "confirm")
-        assert "not the 5 asked for, because the budget was spent" in reason
+        assert "fewer than the 5 requested, because the budget was spent" in reason
 
     def test_a_budget_too_short_for_one_trial_is_refused_before_anything_runs(self):
         slow = Machine(SMALL, facts=lambda facts: replace(facts, sample_step_ns=2_000_000_000))

@@ -202,7 +202,7 @@ class TestKilledByOthers:
             assert result.ok
             (attempt,) = result.repeated
             assert attempt.failure.kind is FailureKind.INFRASTRUCTURE
-            assert "trial server ended" in attempt.failure.message
+            assert "trial server exited" in attempt.failure.message
 
     def test_a_trial_server_that_dies_under_the_first_of_a_group_is_replaced(self, left: Path, tmp_path: Path) -> None:
         workload = reference("misbehaving", "Killed", left=str(left), victim="server")

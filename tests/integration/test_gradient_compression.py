@@ -273,7 +273,7 @@ class TestDeepGradient:
         assert ratios[8:] == [0.001, 0.001]
 
     @pytest.mark.parametrize(
-        ("workload", "reason"), [(Cycling, "cycle_momentum=False"), (Adam, "momentum of SGD, not of Adam")]
+        ("workload", "reason"), [(Cycling, "cycle_momentum=False"), (Adam, "requires torch.optim.SGD, got Adam")]
     )
     def test_refuses_what_it_is_not_defined_for(self, ranks: Ranks, workload: type, reason: str) -> None:
         with pytest.raises(RankFailed, match=reason):
@@ -409,9 +409,9 @@ class TestCheckpoints:
     @pytest.mark.parametrize(
         ("choice", "others", "swaps", "reason"),
         [
-            (KEEPING[0], {"method": "powersgd", "rank": 2}, False, "has method 'one_bit', and this job 'powersgd'"),
+            (KEEPING[0], {"method": "powersgd", "rank": 2}, False, "has method 'one_bit', but this job has 'powersgd'"),
             (KEEPING[1], {**KEEPING[1], "rank": 1}, False, "has settings {'rank': 2}"),
-            (KEEPING[0], KEEPING[0], True, "has rank 1, and this job 0"),
+            (KEEPING[0], KEEPING[0], True, "has rank 1, but this job has 0"),
         ],
         ids=["another method", "another rank of matrices", "another rank of the group"],
     )
@@ -422,7 +422,7 @@ class TestCheckpoints:
 
     def test_those_of_other_buckets_are_refused(self, ranks: Ranks) -> None:
         for said in ranks.run(2, rejected_buckets):
-            assert "is of other buckets than these" in said
+            assert "belongs to other gradient buckets" in said
 
     def test_nothing_is_kept_without_feedback(self, ranks: Ranks) -> None:
         assert ranks.run(2, kept_after, compressed(method="int8")) == [{}, {}]
@@ -497,7 +497,7 @@ def test_a_reduction_that_fails_is_told_to_whoever_waits_for_it(ranks: Ranks) ->
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
-        ({"precision": {"level": "O2", "dtype": "bfloat16"}}, "16 bits already"),
+        ({"precision": {"level": "O2", "dtype": "bfloat16"}}, "already have 16 bits"),
         ({"precision": {"level": "O1", "dtype": "float16"}}, "another loss scale"),
         ({"optimizer_algorithm": {"algorithm": "lamb"}}, "defined for SGD"),
         ({"optimizer_implementation": {"contiguous": True}}, "per parameter tensor"),
@@ -539,5 +539,5 @@ def test_todays_settings_cannot_be_ones_that_keep_something_for_later(tmp_path: 
             pass
 
     request = InspectRequest(workload=f"{__name__}:FeedsBack", study_directory=str(tmp_path), num_ranks=2)
-    with pytest.raises(WorkloadRejectedError, match="by powersgd, which no training that reduces them whole"):
+    with pytest.raises(WorkloadRejectedError, match="by powersgd, so its steps cannot be compared"):
         inspect_workload(request, 0, 1, Ignored())  # type: ignore[arg-type]

@@ -107,13 +107,13 @@ class TestHosts:
         assert len(set(ranks.run(2, real_hosts)[0])) == 1
 
     def test_hosts_of_different_size_are_refused(self, ranks: Ranks) -> None:
-        with pytest.raises(RankFailed, match="as many ranks on every host; these have 2, 1"):
+        with pytest.raises(RankFailed, match="the same number of ranks on every host, got 2, 1"):
             ranks.run(3, emulated, 2, places)
 
     @pytest.mark.parametrize("text", ["none", "0", "-1", ""])
     def test_a_number_that_is_none_is_refused(self, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
         monkeypatch.setenv(HOSTS_VARIABLE, text)
-        with pytest.raises(PlatformError, match="not a number of hosts"):
+        with pytest.raises(PlatformError, match="must be a number of hosts"):
             num_emulated_hosts()
 
 
@@ -149,7 +149,7 @@ class TestCompression:
         (1, 1, "requires more than one rank"),
         (4, 1, "all ranks are on one host"),
         (4, 3, "same number of ranks on every host: 4 ranks on 3 hosts"),
-        (2, 2, "more than one rank on each host"),
+        (2, 2, "at least 2 ranks on each host, got 1"),
         (4, 2, None),
     ],
 )

@@ -115,7 +115,7 @@ class TestTrials:
             monkeypatch.setenv(NETWORKS_VARIABLE, str(emulated._place(pid)))
             runner = LocalRunner(workload="zoo:synthetic", directory=tmp_path / "study", num_ranks=2)
             try:
-                with pytest.raises(RunnerError, match="needs one interface beside lo; it has none"):
+                with pytest.raises(RunnerError, match="must have exactly one interface other than lo, got none"):
                     runner.describe()
             finally:
                 runner.close()
@@ -150,10 +150,10 @@ class TestHosts:
     @pytest.mark.parametrize(
         ("num_hosts", "rate", "reason"),
         [
-            (1, None, "1 hosts cannot be emulated"),
+            (1, None, "must be from 2 to"),
             (9, None, "2 to 8"),
-            (2, "fast", "is no rate"),
-            (2, "5", "is no rate"),
+            (2, "fast", "must look like 500mbit or 25gbit, got 'fast'"),
+            (2, "5", "must look like 500mbit or 25gbit, got '5'"),
         ],
     )
     def test_what_cannot_be_is_refused(self, num_hosts: int, rate: str | None, reason: str) -> None:
@@ -163,7 +163,7 @@ class TestHosts:
     def test_a_missing_program_is_named_with_its_package(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(emulated.shutil, "which", lambda name, path: None)
         with (
-            pytest.raises(MissingDependencyError, match="unshare, which is not here: install util-linux"),
+            pytest.raises(MissingDependencyError, match="unshare, which is not installed: install util-linux"),
             emulated_hosts(),
         ):
             pass
@@ -177,7 +177,8 @@ class TestHosts:
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
         with (
             pytest.raises(
-                PlatformError, match=r"Operation not permitted\): it needs Linux, and root or `unshare --user"
+                PlatformError,
+                match=r"Operation not permitted\): emulating hosts requires Linux, and root or",
             ),
             emulated_hosts(),
         ):

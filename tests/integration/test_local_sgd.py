@@ -285,7 +285,7 @@ class TestCheckpoints:
     [
         ({"sharding": {"mode": "full"}}, "needs the whole model"),
         ({"sharding": {"mode": "zero1"}}, "needs the whole model"),
-        ({"gradient_compression": {"method": "bf16"}}, "sends no gradients between averages"),
+        ({"gradient_compression": {"method": "bf16"}}, "sends no gradients that could be compressed"),
         ({"hierarchical_allreduce": {"levels": 2}}, "inside=True"),
         ({"precision": {"level": "O1", "dtype": "float16"}}, "would skip different steps"),
         ({"precision": {"level": "O1", "dtype": "bfloat16"}}, None),
@@ -303,7 +303,7 @@ def test_what_does_not_go_together_is_refused(other: dict[str, Any], reason: str
     [
         ({"every": 4}, {"num_ranks": 1}, {}, "requires more than one rank"),
         ({"every": 4}, {}, {"custom_step": True}, "training_step"),
-        ({"every": 4, "inside": True}, {}, {}, "no step is local"),
+        ({"every": 4, "inside": True}, {}, {}, "leaves no local step"),
         ({"every": 4, "inside": True}, {"num_ranks": 4, "num_hosts": 4}, {}, "4 ranks on 4 hosts"),
         ({"every": 4, "inside": True}, {"num_ranks": 4, "num_hosts": 2}, {}, None),
         ({"every": 4}, {}, {}, None),
@@ -345,7 +345,7 @@ def test_todays_ranks_cannot_step_alone(tmp_path: Path) -> None:
             pass
 
     request = InspectRequest(workload=f"{__name__}:Alone", study_directory=str(tmp_path), num_ranks=2)
-    with pytest.raises(WorkloadRejectedError, match="ranks that step alone"):
+    with pytest.raises(WorkloadRejectedError, match="lets ranks step independently"):
         inspect_workload(request, 0, 1, Ignored())  # type: ignore[arg-type]
 
 

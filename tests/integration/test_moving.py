@@ -99,7 +99,7 @@ class TestMoving:
         for name in SMALL.factors:
             study.machine.broken[(name, 0)] = FailureKind.CRASH
         study.machine._break = lambda result: replace(result, windows=()) if result.candidate.is_baseline else result
-        with pytest.raises(BaselineError, match="goes on in another place"):
+        with pytest.raises(BaselineError, match="continues in another place"):
             study.run()
         assert study.store.get_study(study.study_id).state is StudyState.FAILED
 
@@ -131,7 +131,7 @@ class TestOtherHardware:
     def test_is_refused_where_nobody_allowed_it(self):
         study = moved(SMALL, at=6, factor=2.0)
         study.machine.describe = other_environment
-        with pytest.raises(StoreError, match="Figures of different machines"):
+        with pytest.raises(StoreError, match="figures of different machines"):
             study.run()
 
     def test_goes_on_where_the_user_allowed_it_and_is_the_answers_hardware(self):

@@ -53,7 +53,7 @@ def test_one_user_holds_so_many_streams_and_others_have_theirs(tmp_path) -> None
                 429,
                 "STEPTUNE_MAX_USER_EVENT_STREAMS",
             )
-            assert "2 event streams of one user" in refused.json()["detail"]
+            assert "2 concurrent event streams of one user" in refused.json()["detail"]
             assert opened(service, stack, "/events", "bob").status_code == 200
             assert service("GET", "/me").status_code == 200, "only streams are used up"
         streams = service.services.streams.of_user
@@ -141,4 +141,4 @@ def test_a_body_that_does_not_come_is_not_waited_for(tmp_path, monkeypatch) -> N
         connection.sendall(head.encode() + b'{"token": "')
         received = all_of(connection)
     assert received.startswith(b"HTTP/1.1 408")
-    assert b"the body did not arrive in time" in received
+    assert b"the body must arrive within" in received

@@ -130,7 +130,7 @@ class TestPipeline:
     def test_that_begins_with_what_is_not_trained(self, ranks: Ranks) -> None:
         """Layers before the first trained block get no gradient; a stage without one has nothing to update."""
         check(ranks.run(2, evenly, train, HalfFrozen, mesh(**PIPELINE)), train_alone(HalfFrozen))
-        with pytest.raises(RankFailed, match="rank 0 of the pipeline would have no parameter that is trained"):
+        with pytest.raises(RankFailed, match="rank 0 of the pipeline would have no trainable parameter"):
             ranks.run(2, evenly, train, Frozen, mesh(**PIPELINE))
 
 

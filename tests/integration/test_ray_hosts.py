@@ -257,13 +257,13 @@ def test_a_worker_runs_studies_on_hosts_that_the_cluster_reserves(
             with reservation(cluster, tmp_path / "other") as (other, _):
                 other.reserve()
                 site.worker("--once", "--runner", "ray", "--address", cluster.address, "--num-hosts", "2")
-                lack = "the cluster has 2 nodes, 2 of that size, and 1 of 2 CPU free: the hosts are free when"
+                lack = "the cluster has 2 nodes, 2 of them large enough, and 1 of 2 CPU free: the study starts once"
                 wait_until(lambda: lack in site.entry(study.study_id).waits_for, site.log())
                 assert lack in activity(site, study.study_id)
                 [known] = site.queue.workers()
                 assert known.cluster == other.cluster != ""
                 if with_another:
-                    reason = "hosts of the cluster: 1 host" if hosts_wait_s else "go first to a study over 2 hosts"
+                    reason = "hosts of the cluster: 1 host" if hosts_wait_s else "kept free for a study over 2 hosts"
                     wait_until(lambda: reason in site.entry(waiting[1]).waits_for, site.log())
                 entries = site.queue.entries(waiting)
                 assert {entry.state for entry in entries} == {StudyState.QUEUED}
@@ -299,7 +299,7 @@ def test_a_workers_study_goes_on_when_its_cluster_is_there_again(
             wait_until(lambda: site.store.trials(study_id), f"a trial runs: {site.log()}")
             cluster.close()
             if not soon:
-                wait_until(lambda: "host 1 did not come back within 1 s" in states(site, study_id), site.log())
+                wait_until(lambda: "host 1 did not reconnect within 1 s" in states(site, study_id), site.log())
             cluster.start()
             entry = site.await_state(study_id, StudyState.COMPLETED)
             assert (entry.num_claims, entry.num_lost) == (1 if soon else 2, 0)
@@ -336,9 +336,9 @@ class TestReserving:
         asked = ("tune", PLACED, *SHORT, *TWO_HOSTS, "--device", "cpu")
         with steptune(cluster, tmp_path, *asked, STEPTUNE_RAY_TIMEOUT_S="3") as command:
             assert command.end(100) != 0
-        lack = "2 hosts with 2 CPU each asked for on nodes of their own; the cluster has 1 node, 1 of that size, and"
+        lack = "2 hosts with 2 CPU each on nodes of their own; the cluster has 1 node, 1 of them large enough, and"
         output = " ".join(command.output.split())
-        assert f"waiting for Ray: {lack} 2 of 2 CPU free: its present nodes can never meet that" in output
+        assert f"waiting for Ray: {lack} 2 of 2 CPU free: the present nodes can never meet this request" in output
         assert f"Ray has not reserved the hosts within 3 s: {lack}" in output
         assert not list((tmp_path / ".steptune" / "studies").iterdir())
 
@@ -360,7 +360,7 @@ class TestReserving:
     ) -> None:
         with (
             reservation(cluster, tmp_path, device="cuda", ranks=3, timeout_s=600.0) as (found, said),
-            pytest.raises(RunnerError, match="3 GPUs of each host are asked for, and the driver's node has 2"),
+            pytest.raises(RunnerError, match=r"each host needs 3 GPUs, but the node of this process, .*, has 2"),
         ):
             found.reserve()
         assert not said
@@ -377,6 +377,6 @@ def test_a_cluster_that_asks_for_no_token_is_refused(tmp_path: Path) -> None:
     with (
         ray_cluster(1, with_token=False) as cluster,
         reservation(cluster, tmp_path) as (found, _),
-        pytest.raises(RunnerError, match=r"the cluster lets in who has no token.*--insecure-ray"),
+        pytest.raises(RunnerError, match=r"the cluster accepts clients without a token.*--insecure-ray"),
     ):
         found.reserve()

@@ -78,12 +78,12 @@ class TestInspection:
 
     def test_a_batch_that_cannot_be_split_over_the_ranks(self, runner: LocalRunner, tmp_path: Path) -> None:
         message = error_of(runner, tmp_path, "Regression", file="regression", num_ranks=2, batch=9)
-        assert message == "global_batch 9 cannot be split over 2 ranks: choose a multiple"
+        assert message == "global_batch 9 cannot be split evenly over 2 ranks: choose a multiple of 2"
 
     def test_a_step_that_never_ends(self, tmp_path: Path) -> None:
         runner = LocalRunner(workload=reference("unsound", "EndlessStep"), directory=tmp_path, task_deadline_s=6)
         try:
-            with pytest.raises(WorkloadError, match=r"^trying one step did not end within 6 s: make the workload"):
+            with pytest.raises(WorkloadError, match=r"^trying one step did not end within 6 s: use a smaller"):
                 runner.inspect()
         finally:
             runner.close()

@@ -61,7 +61,7 @@ def without_other_orders(rank):
 def test_where_torch_sorts_every_group_it_stays_as_launched_and_says_so(ranks):
     for is_default, (message,) in ranks.run(2, one_by_one, without_other_orders):
         assert is_default
-        assert "this torch sorts the ranks of every group: start ranks host by host" in message
+        assert "cannot reorder ranks within a process group: start ranks host by host" in message
 
 
 def one_by_one(rank, function):

@@ -109,7 +109,7 @@ class TestLostHost:
             if progress.text.startswith("window"):
                 hosts.lose_second()
 
-        with pytest.raises(HostsUnavailableError, match=r"host 1 did not come back within 1 s.*`steptune resume`"):
+        with pytest.raises(HostsUnavailableError, match=r"host 1 did not reconnect within 1 s.*`steptune resume`"):
             prepared.run(prepared.spec(**PLAIN), listener=lose)
 
 
@@ -129,7 +129,7 @@ class TestReplacedHost:
         prepared, hosts = study
         prepared.runner.describe()
         one_core = ("taskset", "--cpu-list", str(min(os.sched_getaffinity(0))))
-        with pytest.raises(RunnerError, match=r"the hosts are not alike: host 1 has .*cores"):
+        with pytest.raises(RunnerError, match=r"the hosts differ: host 1 has .*cores"):
             prepared.run(prepared.spec(**PLAIN), listener=replacing(hosts, place="c", within=one_core))
 
 
@@ -190,7 +190,7 @@ class TestJoining:
         group = a_group(tmp_path, "zoo:synthetic")
         agent = start_agent(group.port, tmp_path / "second", secret="guessed")
         try:
-            with pytest.raises(RunnerError, match="host 1 did not come within 8 s"):
+            with pytest.raises(RunnerError, match="host 1 did not connect within 8 s"):
                 group.gather()
         finally:
             agent.kill()
@@ -204,13 +204,15 @@ class TestJoining:
         agent = start_agent(group.port, tmp_path / "second")
         runner = LocalRunner(workload=workload, directory=tmp_path / "first", num_ranks=2, hosts=group)
         try:
-            with pytest.raises(PlatformError, match=r"host 1 .* cannot serve the study: .* is another file here"):
+            with pytest.raises(
+                PlatformError, match=r"host 1 .* cannot serve the study: .* differs from the first host's file"
+            ):
                 runner.describe()
         finally:
             runner.close()
             group.close()
             _, said = agent.communicate()
-        assert b"is another file here" in said
+        assert b"differs from the first host's file" in said
 
 
 def a_group(directory: Path, workload: str) -> HostGroup:

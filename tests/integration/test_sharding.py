@@ -155,7 +155,7 @@ class TestTraining:
             assert trained.effects["sharding"] == (True, "5 units, of which a rank has 50%; 1 gathered ahead")
 
     def test_hybrid_needs_hosts_of_one_size(self, ranks: Ranks) -> None:
-        with pytest.raises(RankFailed, match="as many ranks on every host; these have 2, 1"):
+        with pytest.raises(RankFailed, match="the same number of ranks on every host, got 2, 1"):
             ranks.run(3, emulated, 2, train, Threes, sharding(mode="hybrid"))
 
 
@@ -411,7 +411,7 @@ class TestUnits:
     ("mode", "other", "reason"),
     [
         ("full", {"precision": {"level": "O1", "dtype": "float16"}}, None),
-        ("full", {"memory_format": {"layout": "channels_last"}}, "contiguous parameters only"),
+        ("full", {"memory_format": {"layout": "channels_last"}}, "contiguous memory format"),
         ("zero1", {"optimizer_implementation": {"contiguous": True}}, "one flat tensor"),
         ("zero1", {"optimizer_algorithm": {"algorithm": "lamb"}}, "whole parameters"),
         ("full", {"gradient_compression": {"method": "int8"}}, "no hook for compression"),
@@ -441,7 +441,7 @@ def test_offloaded_parts_do_not_go_with_a_loss_scaler() -> None:
 def test_offloaded_parts_need_a_group_that_reduces_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call of `init_process_group("nccl")` makes none."""
     monkeypatch.setattr("torch.distributed.distributed_c10d.get_backend_config", lambda: "cuda:nccl")
-    with pytest.raises(UnsupportedError, match=r"cuda:nccl only: initialise it with .*cpu:gloo,cuda:nccl"):
+    with pytest.raises(UnsupportedError, match=r"cuda:nccl: initialise it with .*cpu:gloo,cuda:nccl"):
         _check_reduces_on_cpu()
 
 
@@ -500,13 +500,13 @@ def test_buckets_mean_nothing_without_ddp() -> None:
     [
         ({"mode": "zero1"}, {"num_ranks": 1}, {}, "requires more than one rank"),
         ({"mode": "full"}, {}, {"custom_step": True}, "training_step"),
-        ({"mode": "full", "reshard": False}, {}, {}, "is mode grad_op"),
+        ({"mode": "full", "reshard": False}, {}, {}, "use mode grad_op"),
         ({"mode": "full", "prefetch": 2}, {}, {}, "the order of other units is unknown"),
-        ({"mode": "full", "wrap": "block", "prefetch": 16}, {}, {}, "16 blocks ahead requires more"),
-        ({"mode": "full", "wrap": "block", "backward_prefetch": 16}, {}, {}, "16 blocks ahead requires more"),
+        ({"mode": "full", "wrap": "block", "prefetch": 16}, {}, {}, "16 blocks ahead requires at least 17"),
+        ({"mode": "full", "wrap": "block", "backward_prefetch": 16}, {}, {}, "16 blocks ahead requires at least 17"),
         ({"mode": "full", "cpu_offload": True}, {"device_kind": "cpu"}, {}, "already in CPU memory"),
         ({"mode": "full", "cpu_offload": True, "ignored": "norms"}, {}, {}, "stay on the device"),
-        ({"mode": "hybrid"}, {}, {}, "is full sharding"),
+        ({"mode": "hybrid"}, {}, {}, "the same as full sharding"),
         ({"mode": "hybrid"}, {"num_ranks": 4, "num_hosts": 4}, {}, "4 ranks on 4 hosts"),
     ],
 )

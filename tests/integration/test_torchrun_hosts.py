@@ -60,10 +60,10 @@ def test_a_host_that_dies_ends_the_study_with_the_reason_and_it_is_resumed_on_bo
         second.kill()
         wait_until(lambda: first.process.poll() is not None, first, 120)
         assert first.process.returncode != 0
-        assert "did not come back within 3 s" in first.output
+        assert "did not reconnect within 3 s" in first.output
     study = Rows(first).study()
     assert study["state"] == "failed"
-    assert "host 1 did not come back" in study["message"]
+    assert "host 1 did not reconnect" in study["message"]
     finished = Rows(first).all("SELECT count(*) FROM trials")
     kept = folders(second)
     resume = ("-m", "steptune", "resume", "last", "--isolation", "none")

@@ -82,7 +82,7 @@ def test_only_o2_is_widened_and_only_what_is_not_compressed(
     """O3 and compressions have the user's consent to drop information, and FSDP reduces FP32 by itself."""
     for number, said in ranks.run(4, emulated, 2, num_widened, choices):
         assert (number > 0) == is_widened
-        assert ("gradients added up in FP32" in said) == is_widened
+        assert ("gradients summed in FP32" in said) == is_widened
 
 
 @pytest.mark.parametrize("more", [{}, TWO_LEVELS], ids=["ddp", "two levels"])

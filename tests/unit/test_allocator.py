@@ -68,7 +68,7 @@ class TestEffect:
     def test_what_was_asked_for_took(self) -> None:
         effect = Allocator().took_effect(self.evidence(expandable_segments=True), EXPANDABLE)
         assert effect.took
-        assert effect.detail == "12 allocations from the device, 1 retries"
+        assert effect.detail == "12 device allocations, 1 allocation retries"
 
     def test_a_variable_that_torch_did_not_read_is_noticed(self) -> None:
         effect = Allocator().took_effect(self.evidence(), EXPANDABLE)

@@ -87,25 +87,25 @@ def test_traces_that_do_not_say_their_rank_are_numbered_in_order(tmp_path):
     analysis = analyse_traces(files)
     assert [(rank.rank, rank.file) for rank in analysis.ranks] == [(0, str(files[1])), (1, str(files[0]))]
     assert analysis.ranks[1].breakdowns[0].rank == 1
-    assert analysis.notes[0] == f"{files[0]} does not say its rank: it counts as rank 1"
+    assert analysis.notes[0] == f"{files[0]} does not record its rank: it is treated as rank 1"
 
 
 def test_missing_ranks_are_named(tmp_path):
     files = [write_trace(tmp_path / f"{rank}.json", rank_events(30, 50), **world(rank, 8)) for rank in (3, 5)]
     analysis = analyse_traces(files)
     assert [rank.rank for rank in analysis.ranks] == [3, 5]
-    assert analysis.notes[0].startswith("2 of 8 ranks were given")
+    assert analysis.notes[0].startswith("only 2 of 8 ranks were given")
 
 
 def test_one_rank_twice_is_an_error_that_names_both_files(tmp_path):
     files = [write_trace(tmp_path / f"{name}.json", rank_events(30, 50), **world(1)) for name in "ab"]
-    with pytest.raises(TraceError, match=r"rank 1 is there twice, in .*a\.json and .*b\.json: give one trace of each"):
+    with pytest.raises(TraceError, match=r"rank 1 appears in two traces, .*a\.json and .*b\.json: give one trace per"):
         analyse_traces(files)
 
 
 def test_ranks_of_different_runs_are_an_error(tmp_path):
     files = [write_trace(tmp_path / f"{n}.json", rank_events(30, 50), **world(n, 2 + n)) for n in (0, 1)]
-    with pytest.raises(TraceError, match=r"different runs .*2 ranks.*3 ranks.*: analyse each run by itself"):
+    with pytest.raises(TraceError, match=r"different runs .*2 ranks.*3 ranks.*: analyse each run separately"):
         analyse_traces(files)
 
 
@@ -139,7 +139,7 @@ def test_a_script_without_a_main_guard_analyses_several_traces(tmp_path):
     [
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL, probably for lack of memory"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", r"killed by SIGSEGV$"),
-        ("raise SystemExit('no such module')", "ended with status 1: no such module"),
+        ("raise SystemExit('no such module')", "exited with status 1: no such module"),
     ],
 )
 def test_a_process_that_dies_is_told_from_one_that_lacks_memory(tmp_path, monkeypatch, program, said):

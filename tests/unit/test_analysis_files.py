@@ -99,7 +99,7 @@ def test_a_file_that_is_too_large_is_not_kept(tmp_path: Path, monkeypatch: pytes
     packed.write_bytes(gzip.compress(GOOD))
     check_kept("timeline", packed)
     monkeypatch.setattr(analysis_files, "MAX_TIMELINE_BYTES", len(GOOD) - 1)
-    with pytest.raises(FileReplacedError, match="beyond the limit"):
+    with pytest.raises(FileReplacedError, match="exceeds the limit"):
         check_kept("timeline", packed)
 
 

@@ -180,7 +180,7 @@ def test_a_study_whose_trials_were_spent_does_not_blame_its_budget() -> None:
     )
     text = " ".join(printed(stored(make_study(), recommendation=answer), width=200))
     assert "budget" not in text
-    assert "Allow more with --trials" in text
+    assert "Allow more trials with --trials" in text
 
 
 def test_a_study_that_can_go_on_says_how() -> None:

@@ -284,4 +284,4 @@ class TestFindingWorkloads:
             (tmp_path / f"{name}.py").write_text("#" * size)
         with pytest.raises(WorkloadRejectedError, match=said) as caught:
             find_workloads(tmp_path)
-        assert "name it with `entry`" in str(caught.value)
+        assert "name the workload with `entry`" in str(caught.value)

@@ -135,8 +135,14 @@ class TestWhatAStepGives:
     @pytest.mark.parametrize(
         ("workload", "message"),
         [
-            (Plateau(), r"ReduceLROnPlateau.step needs metrics, and it is called after every update without"),
-            (SecondOrder(), r"LBFGS.step needs closure, and it is called once after every backward pass without"),
+            (
+                Plateau(),
+                r"ReduceLROnPlateau.step requires the arguments metrics, but Steptune calls it after every update",
+            ),
+            (
+                SecondOrder(),
+                r"LBFGS.step requires the arguments closure, but Steptune calls it once after every backward pass",
+            ),
         ],
     )
     def test_is_not_enough_for(self, workload: Workload, message: str) -> None:

@@ -51,7 +51,7 @@ def test_steps_without_a_fused_operator_ran_the_math_back_end_or_no_attention(wa
 
 def test_without_a_profile_nothing_shows_it_and_that_is_said() -> None:
     effect = AttentionBackend().took_effect({"operators": ()}, {"backend": "flash"})
-    assert effect.detail == "not profiled: nothing shows it"
+    assert effect.detail == "the step was not profiled, so the back end that ran is unknown"
 
 
 class Attention(torch.nn.Module):

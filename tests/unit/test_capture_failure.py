@@ -49,10 +49,14 @@ class TestExplained:
             (
                 WAITING,
                 "aten::_local_scalar_dense",
-                r"aten::_local_scalar_dense .*reads a value of the device.*\.item\(\)",
+                r"aten::_local_scalar_dense .*reads a device value.*\.item\(\)",
             ),
-            (WAITING, "aten::nonzero", r"aten::nonzero .*the shape of the result depends on values.*torch\.where"),
-            (WAITING, "aten::index.Tensor", "the shape of the result depends on values"),
+            (
+                WAITING,
+                "aten::nonzero",
+                r"aten::nonzero .*the shape of the result depends on device values.*torch\.where",
+            ),
+            (WAITING, "aten::index.Tensor", "the shape of the result depends on device values"),
             (WAITING, "aten::_to_copy", "copies between host and device"),
             (WAITING, "", "the host waits for the device"),
             (CAPTURING, "", r"operation not permitted when stream is capturing \(.*the host waits for the device"),
@@ -63,7 +67,7 @@ class TestExplained:
                 "",
                 "step count on the host",
             ),
-            ("something new", "aten::new_operator", "aten::new_operator .*it cannot be recorded"),
+            ("something new", "aten::new_operator", "aten::new_operator .*the reason is unknown"),
         ],
     )
     def test_names_what_where_and_why(self, text: str, operator: str, reason: str) -> None:

@@ -483,7 +483,7 @@ class TestLimits:
         for length in range(1, MAX_RECORDINGS + 1):
             job.step([images[:length], labels[:length]])
         job.step([images[:2], labels[:2]])
-        with pytest.raises(CaptureError, match=r"batches came in 5 shapes .*\(5, 3, 8, 8\).*pad them"):
+        with pytest.raises(CaptureError, match=r"batches have 5 shapes .*\(5, 3, 8, 8\).*pad batches"):
             job.step([images[:5], labels[:5]])
 
     def test_numbers_that_differ_from_batch_to_batch_are_refused(self) -> None:
@@ -494,7 +494,7 @@ class TestLimits:
         job, batch = captured_job(Numbered(), Plan())
         for number in range(MAX_RECORDINGS):
             job.step([*batch, number])
-        with pytest.raises(CaptureError, match="make them tensors"):
+        with pytest.raises(CaptureError, match="convert them to tensors"):
             job.step([*batch, MAX_RECORDINGS])
 
     def test_random_numbers_of_the_host_would_be_repeated(self) -> None:
@@ -513,7 +513,7 @@ class TestLimits:
             def optimizer(self, named_parameters: Any) -> torch.optim.Optimizer:
                 return torch.optim.Adafactor([p for _, p in named_parameters])
 
-        with pytest.raises(CaptureError, match=r"Adafactor has no capturable form.*AdamW"):
+        with pytest.raises(CaptureError, match=r"Adafactor does not support capturable=True.*AdamW"):
             job_of(Factored(), Plan(optimizer=OptimizerArguments(capturable=True)), captured=True)
 
     def test_dampened_momentum_is_refused(self) -> None:
@@ -600,9 +600,9 @@ class Boxed:
 @pytest.mark.parametrize(
     ("leaf", "message"),
     [
-        (np.zeros(3), r"holds a numpy\.ndarray at \[2\]"),
-        (Boxed(torch.ones(1)), r"holds a test_captured_step\.Boxed at \[2\]"),
-        (torch.eye(2).to_sparse(), r"holds a torch\.Tensor at \[2\].*dense tensors"),
+        (np.zeros(3), r"contains a numpy\.ndarray at \[2\]"),
+        (Boxed(torch.ones(1)), r"contains a test_captured_step\.Boxed at \[2\]"),
+        (torch.eye(2).to_sparse(), r"contains a torch\.Tensor at \[2\].*dense tensors"),
     ],
     ids=["array", "object", "sparse"],
 )

@@ -61,11 +61,12 @@ def test_a_contribution_that_may_be_none_is_no_bound() -> None:
 
 
 def test_without_all_parts_it_is_nothing() -> None:
-    assert carried(recommended(), ("data_loading", "dataset_cache", "device_prefetch")).startswith("carries nothing")
+    assert carried(recommended(), ("data_loading", "dataset_cache", "device_prefetch")).startswith("carries none")
 
 
 def test_a_part_that_is_made_otherwise_is_named() -> None:
-    assert carried(recommended(), (), ("data_loading",)).endswith("data_loading otherwise than measured")
+    said = carried(recommended(), (), ("data_loading",))
+    assert said.endswith("data_loading applied differently from the measured run")
 
 
 def test_no_claim_has_no_parts() -> None:

@@ -133,14 +133,14 @@ class TestRefused:
         [
             (
                 AttributeTensor,
-                r"layer\.counter holds a new tensor after every step, which the next one reads.*in place",
+                r"layer\.counter holds a new tensor after every step, which the next step reads.*in place",
             ),
             (Buffer, r"layer\.counter holds a new tensor after every step"),
             (Cached, r"layer\.cache holds a new tensor after every step"),
-            (Number, r"layer\.calls changes with every step \(from 2 to 3\).*register_buffer"),
-            (Growing, r"layer\.seen changes with every step \(from 2 items to 3 items\)"),
-            (ListOfTensors, r"layer\.last holds new tensors after every step, which the next one may read"),
-            (MadeLate, r"layer\.average is made in the first step and changed in place"),
+            (Number, r"layer\.calls changes in every step \(from 2 to 3\).*register_buffer"),
+            (Growing, r"layer\.seen changes in every step \(from 2 items to 3 items\)"),
+            (ListOfTensors, r"layer\.last holds new tensors after every step, which the next step may read"),
+            (MadeLate, r"layer\.average is created in the first step and changed in place"),
         ],
     )
     def test_what_a_replay_would_freeze(self, layer: type[nn.Module], message: str) -> None:
@@ -157,7 +157,7 @@ class TestRefused:
                 return super().loss(model, batch) / self.step
 
         job = job_of(Annealed())
-        with pytest.raises(CaptureError, match=r"Annealed\.step changes with every step"):
+        with pytest.raises(CaptureError, match=r"Annealed\.step changes in every step"):
             job.step(next(iter(job)))
 
     def test_what_changes_in_place_on_another_device(self) -> None:
@@ -173,7 +173,7 @@ class TestRefused:
                 return super().forward(x)
 
         job = job_of(Carrying(Elsewhere))
-        with pytest.raises(CaptureError, match=r"layer\.count is on the meta and changes with every step.*buffer"):
+        with pytest.raises(CaptureError, match=r"layer\.count is on the meta and changes in every step.*buffer"):
             job.step(next(iter(job)))
 
     def test_the_compiler_hides_none_of_it(self) -> None:

@@ -61,10 +61,10 @@ def test_one_step_has_no_interval_and_says_so():
     assert both.step.low_ns is None
     assert both.step.high_ns is None
     assert not both.step.significant
-    assert "one step each: no interval" in both.notes
+    assert "each side has one step: no interval can be computed" in both.notes
     half = compare_breakdowns([one], [many], labels=("old.json", "new.json"))
     assert half.step.low_ns is None
-    assert "old.json has one step: no interval" in half.notes
+    assert "old.json has one step: no interval can be computed" in half.notes
 
 
 def test_ranks_are_averaged_step_by_step():
@@ -122,7 +122,7 @@ def test_of_two_ranks_the_mean_counts():
     compared = compare(make_analysis(rank(0, 100), rank(1, 300)), make_analysis(rank(0, 100)))
     [kernel] = compared.kernels
     assert (kernel.before_ns, kernel.after_ns, kernel.before_count) == (200, 100, 2)
-    assert any("the mean over 2 and 1 device" in note for note in compared.notes)
+    assert any("means over 2 and 1 device" in note for note in compared.notes)
 
 
 def test_other_devices_are_named():
@@ -148,7 +148,8 @@ def test_kernels_add_up_to_the_categories_whatever_the_number_of_devices():
     assert kernels == {"k": (10, 0, 1), "other": (0, 10, 0)}
     assert [(d.before_ns, d.after_ns) for d in compared.categories] == [(10, 10)]
     assert any(
-        note.startswith("all figures are per step and device, the mean over 2 and 1 device") for note in compared.notes
+        note.startswith("all figures, including kernels and gaps, are per step and device: means over 2 and 1 device")
+        for note in compared.notes
     )
 
 
@@ -163,12 +164,12 @@ def test_a_cpu_and_a_gpu_are_not_compared_in_silence():
 def test_devices_without_a_name_may_be_others():
     side = make_rank(make_breakdown([{MATMUL: 10}]))
     notes = compare(make_analysis(side), make_analysis(replace(side, device_names={})), labels=("old", "new")).notes
-    assert any(note.startswith("new does not name its devices") for note in notes)
+    assert any(note.startswith("devices are not named in new") for note in notes)
 
 
 def test_other_numbers_of_steps_and_ranks_are_said():
     two, three = (make_rank(make_breakdown([{MATMUL: 10}] * count)) for count in (2, 3))
     notes = compare(make_analysis(two), make_analysis(replace(three, num_ranks=8))).notes
-    assert "2 and 3 steps: each side is the mean over its own" in notes
+    assert "the sides have 2 and 3 steps: each shows the mean over its own steps" in notes
     assert "runs of 1 rank and of 8 ranks" in notes
     assert compare(make_analysis(two), make_analysis(two)).notes == ()

@@ -144,7 +144,10 @@ class TestConflict:
 
     def test_says_which_strategies_and_why(self) -> None:
         reason = conflict(self.FLASH, CUDA, PLAIN)
-        assert reason == "attention_backend with precision: flash and cuDNN attention on CUDA need 16-bit inputs"
+        assert reason == (
+            "attention_backend with precision: flash and cuDNN attention on CUDA require 16-bit inputs: "
+            "use precision level O1, O2 or O3"
+        )
 
     def test_is_gone_with_the_other_choice(self) -> None:
         sixteen_bit = self.FLASH.with_choice("precision", {"level": "O1", "dtype": "bfloat16"})

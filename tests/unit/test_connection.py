@@ -51,9 +51,9 @@ def test_the_user_s_variables_reach_the_server(tmp_path: Path) -> None:
 def test_a_server_that_ends_is_reported_when_read_and_when_written_to(tmp_path: Path) -> None:
     connection = connect(tmp_path, f"{GREET}\nsys.exit(5)")
     connection.channel.receive(10.0)
-    with pytest.raises(RunnerError, match=r"the trial server ended with status 5; its log is .*server\.log"):
+    with pytest.raises(RunnerError, match=r"the trial server exited with status 5; see its log .*server\.log"):
         connection.take_messages()
-    with pytest.raises(RunnerError, match=r"the trial server is gone: .*server\.log"):
+    with pytest.raises(RunnerError, match=r"the connection to the trial server broke: .*server\.log"):
         connection.send(Exit())
     connection.close()
 

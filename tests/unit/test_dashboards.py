@@ -251,7 +251,7 @@ class TestHeadline:
     def test_no_gain_is_a_plain_answer(self) -> None:
         headline = get_headline_info(stored(make_study(), recommendation=without_gain()), STUDY_ID)
         assert headline.title == "No significant gain"
-        assert "keep them" in headline.sentence
+        assert "Keep today's settings" in headline.sentence
         assert headline.facts[0] == ("Verdict", "no significant gain", "the interval does not exclude 1×")
 
     @pytest.mark.parametrize("state", StudyState)
@@ -496,11 +496,11 @@ class TestReport:
         found = [tag for tag, _ in page.tags]
         assert found.count("section") >= 5
         positions = [
-            page.text.index(question)
+            page.text.rindex(question)
             for question in (
                 "Use it",
                 "Search and trials",
-                "Where does the time go",
+                "Breakdown of a step",
                 "Parts of the recommendation",
                 "Remaining potential",
                 "Hardware and software",

@@ -165,7 +165,7 @@ class TestSchema:
         connection.execute("CREATE TABLE recipes (name TEXT)")
         connection.close()
         for use in (open_store, migrate):
-            with pytest.raises(StoreError, match=r"the database of something else \(tables recipes\)"):
+            with pytest.raises(StoreError, match=r"the database of another program \(tables recipes\)"):
                 use(url)
 
 
@@ -197,7 +197,8 @@ class TestTrouble:
             pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
         on_each_connection(engine, f"PRAGMA max_page_count = {pages + 2}")
         with pytest.raises(
-            StorageFullError, match=rf"{path} is full.*free some space; everything recorded before is kept"
+            StorageFullError,
+            match=rf"{path} or the disk that holds it is full: free some space; all earlier records are kept",
         ):
             store.add_event(STUDY_ID, "large", {"text": "x" * 100_000})
         assert store.events(STUDY_ID) == []
@@ -288,7 +289,7 @@ class TestRows:
 
     def test_a_result_is_recorded_as_a_whole_or_not_at_all(self, engine, store):
         """Where one row is refused (here: a category twice), the trial is still running."""
-        with pytest.raises(StoreError, match="refused a row"):
+        with pytest.raises(StoreError, match="rejected a row"):
             store.complete_trials([sample_result(breakdowns=(sample_breakdown(), sample_breakdown()))])
         assert store.trials(STUDY_ID) == [sample_trial()]
         with reading(engine) as session:

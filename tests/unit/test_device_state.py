@@ -95,7 +95,7 @@ class TestVerdict:
             (DeviceReading(power_limit_w=700.4), None),
             (
                 DeviceReading(slowed_share=0.25, temperature_c=88),
-                "the device was slowed down from heat for 25% of the window (at 88 °C)",
+                "the device was slowed down by heat for 25% of the window (at 88 °C)",
             ),
             (
                 DeviceReading(limits=limits_of(POWER_CAP | HARDWARE | HARDWARE_THERMAL)),
@@ -106,7 +106,7 @@ class TestVerdict:
                 "the device's clock was throttled: software thermal slowdown (at 85 °C)",
             ),
             (DeviceReading(limits=limits_of(BRAKE)), "the device's clock was throttled: hardware power brake"),
-            (DeviceReading(foreign_share=0.3), "others used 30% of the device"),
+            (DeviceReading(foreign_share=0.3), "other processes used 30% of the device"),
             (DeviceReading(power_limit_w=350.0), "the device's power limit was changed from 700 W to 350 W"),
         ],
     )
@@ -157,7 +157,7 @@ class TestWatch:
         look = States(state(2), state(12, uses=(theirs,)))
         watch = DeviceWatch(look)
         watch.begin()
-        assert watch.end()[1] == "others used 10% of the device"
+        assert watch.end()[1] == "other processes used 10% of the device"
         assert look.asked_since_us == [None, 2 * SECOND_US]
 
     def test_the_first_window_s_power_limit_holds_for_all(self) -> None:
@@ -279,8 +279,8 @@ class TestNvml:
         assert look.look(since_us=3).uses is None
         assert "nvmlDeviceGetProcessUtilization" not in nvml.asked
         assert look.unmeasured == (
-            "use by other processes of the device: the driver numbers processes otherwise than this container or "
-            "sandbox does",
+            "use by other processes of the device: the driver's process ids differ from those inside this "
+            "container or sandbox",
         )
 
     def test_own_processes_hold_this_one_and_its_siblings_parent(self) -> None:
@@ -291,12 +291,12 @@ class TestNvml:
     ("void", "remedy"),
     [
         (
-            "others used 25% of the cores",
+            "other programs used 25% of the cores",
             "end them, or measure without --quiet-machine (in a service, without quiet_machine)",
         ),
-        ("others used 30% of the device", "end them"),
+        ("other processes used 30% of the device", "end them"),
         (
-            "the device was slowed down from heat for 30% of the window",
+            "the device was slowed down by heat for 30% of the window",
             "cool the device or lower its power limit, and resume",
         ),
     ],

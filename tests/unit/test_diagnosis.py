@@ -278,7 +278,7 @@ class TestInputCauses:
         breakdown = breakdown_of({C.DATA_WAIT: 0.5}, rest=C.UNKNOWN)
         breakdown = msgspec.structs.replace(breakdown, facts=StepFacts(loader="workers"))
         (finding,) = diagnose(Evidence(analysis=analysis(breakdowns=(breakdown,))))
-        assert "worker processes load already, but do not keep up" in finding.message
+        assert "worker processes already load batches, but do not keep up" in finding.message
         assert "load with worker processes" not in finding.advice
 
 
@@ -331,10 +331,12 @@ class TestWaitingLosses:
         return next(finding for finding in found if finding.rule == "synchronisation")
 
     def test_the_kernel_is_named_and_offered(self) -> None:
-        found = self.found({"simota": "", "window_attention": "", "fcos3d": "the model has nothing that it computes"})
+        found = self.found(
+            {"simota": "", "window_attention": "", "fcos3d": "the model contains no part that this kernel computes"}
+        )
         assert found.strategies == ("fused_kernels",)
         assert found.message.endswith("; simota can assign the boxes of a batch without waiting")
-        assert "no .item()" in found.advice
+        assert "avoid .item()" in found.advice
 
     def test_one_that_is_used_is_not_offered_again(self) -> None:
         assert self.found({"simota": ""}, simota=True).strategies == ()
@@ -405,8 +407,8 @@ class TestRanks:
 
     def test_the_networks_part_says_what_it_leaves_out(self) -> None:
         (finding,) = diagnose(self.evidence(0.25))
-        assert finding.message.startswith("30% of the step communicates")
-        assert "waiting for a late rank, another 10%, is not counted" in finding.message
+        assert finding.message.startswith("30% of the step is spent communicating")
+        assert "waiting for a late rank takes another 10%, which is not included" in finding.message
         assert finding.evidence["communication_ms"] == pytest.approx(0.3), "of a step of 1 ms"
 
     @pytest.mark.parametrize(
@@ -635,7 +637,7 @@ class TestStalls:
         )
 
     def test_it_says_what_was_recorded_there(self) -> None:
-        assert "nothing is recorded there" in self.findings(0.5)["host_stall"].message
+        assert "with no recorded activity" in self.findings(0.5)["host_stall"].message
         assert "with_stack=True" in self.findings(0.5)["host_stall"].advice
         named = self.findings(0.5, name="serialization.py(960): save")["host_stall"]
         assert "during serialization.py(960): save" in named.message

@@ -67,7 +67,9 @@ def test_the_profile_says_that_they_are_parts(fractions: list, monkeypatch: pyte
     assert profile.fingerprint != whole
 
 
-@pytest.mark.parametrize(("text", "said"), [("3", "a multiple of 2"), ("0", "not a number"), ("two", "not a number")])
+@pytest.mark.parametrize(
+    ("text", "said"), [("3", "a multiple of 2"), ("0", "must be a number"), ("two", "must be a number")]
+)
 def test_what_is_no_multiple_of_the_gpus_is_refused(monkeypatch: pytest.MonkeyPatch, text: str, said: str) -> None:
     monkeypatch.setenv(DEVICES_VARIABLE, text)
     with pytest.raises(PlatformError, match=said):

@@ -212,16 +212,14 @@ class TestSamples:
         def between(loader: Any, epoch: int) -> None:
             loader.batch_sampler.sampler.set_epoch(numbers[epoch])
 
-        with (
-            pytest.warns(UserWarning, match="begin no epoch ahead") if num_restarts > GIVEN_UP_AFTER else nullcontext()
-        ):
+        with pytest.warns(UserWarning, match="begin epochs early") if num_restarts > GIVEN_UP_AFTER else nullcontext():
             loader, seen, _ = epochs(SAMPLINGS["split over ranks"], AHEAD, between=between)
         assert seen == epochs(SAMPLINGS["split over ranks"], WORKERS, between=between)[1]
         assert loader.num_restarts == num_restarts
 
     def test_are_those_without_it_where_the_model_draws_too_which_is_said(self) -> None:
         _, plain, drawn = epochs(None, WORKERS, in_step=lambda: torch.rand(3))
-        with pytest.warns(UserWarning, match="give the sampler a generator of its own"):
+        with pytest.warns(UserWarning, match="give the sampler its own generator"):
             loader, seen, ours = epochs(None, AHEAD, in_step=lambda: torch.rand(3))
         assert (seen, ours) == (plain, drawn)
         assert loader.num_restarts == NUM_EPOCHS
@@ -243,7 +241,7 @@ class TestSamples:
 
     def test_indices_that_cannot_be_compared_count_as_others(self) -> None:
         _, plain, drawn = epochs(Pairs, WORKERS)
-        with pytest.warns(UserWarning, match="begin no epoch ahead"):
+        with pytest.warns(UserWarning, match="no longer begin epochs early"):
             loader, seen, ours = epochs(Pairs, AHEAD)
         assert (seen, ours, loader.num_restarts) == (plain, drawn, NUM_EPOCHS)
 
@@ -364,9 +362,13 @@ class TestStrategy:
             ("cuda", SHORT, None),
             ("cuda", replace(SHORT, randomness="switchable"), None),
             ("cpu", replace(SHORT, randomness="none"), None),
-            ("cpu", replace(SHORT, randomness="switchable"), "use the same random generator"),
-            ("cpu", replace(SHORT, randomness="always"), "use the same random generator"),
-            ("cuda", replace(SHORT, dataset=replace(SHORT.dataset, kind="iterable")), "decides itself"),
+            ("cpu", replace(SHORT, randomness="switchable"), "share a random generator"),
+            ("cpu", replace(SHORT, randomness="always"), "share a random generator"),
+            (
+                "cuda",
+                replace(SHORT, dataset=replace(SHORT.dataset, kind="iterable")),
+                "iterable dataset's epoch is not known",
+            ),
         ],
     )
     def test_is_refused_where_the_next_order_is_not_known(

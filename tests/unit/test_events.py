@@ -77,7 +77,7 @@ class TestTimes:
     def test_a_negative_duration_makes_an_instant(self, tmp_path: Path) -> None:
         trace = trace_of(tmp_path, [operator("a", 5, 3), operator("b", 6, 7)])
         assert trace.host.end.tolist() == [0, 2000]
-        assert trace.losses == ("1 event with a negative duration, taken as instants",)
+        assert trace.losses == ("1 event with a negative duration, treated as instants",)
 
     @pytest.mark.parametrize("dur", [None, "long", math.nan])
     def test_no_duration_makes_an_instant(self, tmp_path: Path, dur: Any) -> None:

@@ -49,7 +49,7 @@ def test_a_trial_of_the_recommended_configuration_is_the_recommendation() -> Non
 
 def test_another_training_is_refused_with_the_reason() -> None:
     trial = next(t for t in TRIALS if _verdict(t) == "rejected")
-    with pytest.raises(RecommendationError, match=f"trial {trial.sequence} is another training"):
+    with pytest.raises(RecommendationError, match=f"trial {trial.sequence} changes the training"):
         recommendation_of_trial(STUDY, RECOMMENDATION, TRIALS, str(trial.sequence))
 
 

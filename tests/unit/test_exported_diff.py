@@ -20,7 +20,7 @@ def test_its_comments_say_the_parts_and_git_passes_over_them(tmp_path: Path) -> 
     comments = found.content.decode().partition("--- a/")[0]
     assert "In this change: data_loading (" in comments
     assert "Not expressed here: optimizer_implementation (its arguments come from a dictionary or list;" in comments
-    assert any(sentence.startswith("--workers 4, an option of the script") for sentence in found.not_expressible)
+    assert any(sentence.startswith("the script's option --workers 4 (") for sentence in found.not_expressible)
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     subprocess.run(["git", "apply", "-"], input=found.content, cwd=tmp_path, check=True)
     assert "pin_memory=True" in (tmp_path / "train.py").read_text()

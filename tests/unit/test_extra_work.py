@@ -51,7 +51,7 @@ def test_an_evaluation_in_few_steps_is_found_and_named(tmp_path: Path) -> None:
 def test_without_a_name_the_steps_are_named(tmp_path: Path) -> None:
     found = extra_finding(analysed(tmp_path, on_cpu(evaluations={5: ""})))
     assert found is not None
-    assert "step 6 of 8, by operations that the others do not run" in found.message
+    assert "step 6 of 8, in operations that other steps do not run" in found.message
 
 
 def test_a_slow_step_has_no_further_work(tmp_path: Path) -> None:

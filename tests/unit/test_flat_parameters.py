@@ -247,7 +247,7 @@ class TestCheckpoints:
         trained(plain)
         state = plain.optimizer_state_dict()
         state["state"][0]["step"] += 1
-        with pytest.raises(UnsupportedError, match=r"different ages.*without contiguous parameters"):
+        with pytest.raises(UnsupportedError, match=r"differ in step count.*without contiguous parameters"):
             flat.load_optimizer_state_dict(state)
 
 
@@ -258,7 +258,9 @@ class TestMemory:
         batch = next(iter(job))
         job.step(batch)
         job.model[0].weight.data = job.model[0].weight.data.clone()
-        with pytest.raises(UnsupportedError, match=r"of shape \(6, 3, 3, 3\) was given other memory.*parameter\.copy_"):
+        with pytest.raises(
+            UnsupportedError, match=r"of shape \(6, 3, 3, 3\) no longer uses its part.*parameter\.copy_"
+        ):
             job.step(batch)
 
 
@@ -271,5 +273,5 @@ class TestMissingGradients:
                 return model
 
         job = build(True, Unused())
-        with pytest.raises(UnsupportedError, match=r"of shape \(5, 3\) got no gradient.*without contiguous parameters"):
+        with pytest.raises(UnsupportedError, match=r"of shape \(5, 3\) has no gradient.*without contiguous parameters"):
             job.step(next(iter(job)))

@@ -44,7 +44,7 @@ def test_no_range_saves_what_the_device_computes() -> None:
     gain = gain_of(replay(0.3, 0.6), "stalls", share=0.2, idle=0.4)
     assert gain is not None
     assert (gain.low, gain.high) == (0.0, 0.4)
-    assert gain.why_range == "the replay misses the time of the unprofiled step by 60%"
+    assert gain.why_range == "the replayed step time differs from the unprofiled one by 60%"
     assert gain_of(replay(0.3, 0.01), "stalls", share=0.2, idle=0.25) == gain_of(replay(0.3, 0.01), "stalls", share=0.2)
 
 
@@ -52,7 +52,7 @@ def test_a_range_down_to_none_is_still_replayed() -> None:
     gain = gain_of(replay(0.05, 0.1), "stalls", share=0.2)
     assert gain is not None
     text = finding_gain(finding("host_stall", gain.bound, **gain.evidence))
-    assert text == "between none and 1.20×, not exact: the replay misses the time of the unprofiled step by 10%"
+    assert text == "between none and 1.20×, not exact: the replayed step time differs from the unprofiled one by 10%"
 
 
 def test_without_a_replay_the_categories_bound_the_range() -> None:

@@ -570,7 +570,7 @@ class TestVerdict:
 
         other = run_guard(study.job(Own()), study.files, self.spec(study), 0, coordinator)
         (note,) = other.notes
-        assert note.startswith("update not replayed: Own is not one of torch's optimizers")
+        assert note.startswith("update not replayed: Own is not one of torch's element-wise optimizers")
 
     @pytest.mark.parametrize(
         ("mode", "num_graphs"),

@@ -96,7 +96,7 @@ class TestLink:
         driver, agent, _, far = joined()
         far.setblocking(True)
         far.sendall(struct.pack("<I32s", host_link.MAX_FIRST_BYTES + 1, b""))
-        with pytest.raises(LinkBrokenError, match="65537 bytes was announced; 65536 are allowed"):
+        with pytest.raises(LinkBrokenError, match="65537 bytes was announced, but at most 65536 are allowed"):
             driver.receive(5)
         agent.close()
 
@@ -227,7 +227,7 @@ class TestFiles:
         take_back(tmp_path, Put(path="logs/a.log", data=b"text\n"), 1)
         assert (tmp_path / "logs" / "a.log").read_text() == "--- host 1 ---\ntext\n"
         take_back(tmp_path, Put(path="trials/a/rank1.trace.json", data=b"{}"), 1)
-        with pytest.raises(RunnerError, match="here already"):
+        with pytest.raises(RunnerError, match="already exists here"):
             take_back(tmp_path, Put(path="trials/a/rank1.trace.json", data=b"{}"), 1)
 
     def test_links_inside_arrive_as_files_and_others_are_refused(self, tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ class TestFiles:
         (outside / "file").write_bytes(b"x")
         for target in (outside, outside / "file", here / "blobs"):
             (here / "link").symlink_to(target)
-            with pytest.raises(RunnerError, match=r"is a link to .*only links to files inside of"):
+            with pytest.raises(RunnerError, match=r"is a link to .*only links to files inside"):
                 list(changed(here, {}))
             (here / "link").unlink()
 

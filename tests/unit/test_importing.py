@@ -46,7 +46,7 @@ def script(tmp_path: Path) -> Iterator[Path]:
         ("torch.autograd.backward(torch.ones((), requires_grad=True))", "trains while it is imported"),
         ("multiprocessing.get_context('spawn').Process(target=print).start()", "starts a process by spawn"),
         ("multiprocessing.get_context('forkserver').Process(target=print).start()", "starts a process by forkserver"),
-        ("raise SystemExit(3)", r"ends Python \(SystemExit: 3\)"),
+        ("raise SystemExit(3)", r"exits Python \(SystemExit: 3\)"),
     ],
 )
 def test_what_only_a_script_does_is_refused_with_its_line(script: Path, code: str, said: str) -> None:
@@ -77,5 +77,5 @@ def test_a_statement_that_takes_long_is_named_once_while_it_runs(script: Path, m
     main, told = sys.modules["__main__"], list[str]()
     monkeypatch.setattr(main, "told", told, raising=False)
     load_workload(f"{script}:Line", told.append)
-    assert [text.partition(",")[0] for text in told] == [f"importing {script}"]
+    assert [text.partition(",")[0] for text in told] == [f"still importing {script}"]
     assert f"line {FIRST_LINE + 1}" in told[0]

@@ -52,12 +52,12 @@ def test_a_later_process_reads_the_files_and_one_that_decodes_otherwise_does_not
 
 
 def test_an_unknown_place_is_refused() -> None:
-    with pytest.raises(ChoiceError, match=r"\"memory\" or on \"disk\"; this is 'ram'"):
+    with pytest.raises(ChoiceError, match=r"where must be \"memory\" or \"disk\", got 'ram'"):
         steptune.cached(Numbers(0), "ram")  # type: ignore[arg-type]
 
 
 def test_a_dataset_without_an_index_is_refused() -> None:
-    with pytest.raises(ChoiceError, match="requires a dataset with __getitem__ and __len__, and Stream"):
+    with pytest.raises(ChoiceError, match="requires a map-style dataset with __getitem__ and __len__, got Stream"):
         steptune.cached(Stream())
 
 

@@ -154,7 +154,7 @@ class TestBuilding:
         widths = iter((3, 4, 5))
         save_initial_state(nn.Linear(next(widths), 2), path)
         with pytest.raises(
-            WorkloadRejectedError, match=r"same model every time; differing pieces: .*weight.*random numbers"
+            WorkloadRejectedError, match=r"same structure every time; these parts differ: .*weight.*random numbers"
         ):
             build_initialised(lambda: nn.Linear(next(widths), 2), path)
 

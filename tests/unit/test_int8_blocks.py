@@ -51,5 +51,5 @@ def test_an_overflow_is_one_in_the_mean_and_in_no_other_block(broken: float) -> 
 
 
 def test_blocks_of_another_length_are_refused() -> None:
-    with pytest.raises(ValueError, match="a power of two of numbers, not 12"):
+    with pytest.raises(ValueError, match="a power of two, got 12"):
         int8_blocks.encode(torch.ones(1, 12, device=DEVICE))

@@ -100,7 +100,7 @@ class TestVisible:
     def test_hundreds_of_pieces_are_refused_with_the_way_out(self, project: Path) -> None:
         for number in range(MAX_PARTS + 1):
             (project / f"image{number}").touch()
-        with pytest.raises(IsolationUnavailableError, match="put the workload into a folder of its own"):
+        with pytest.raises(IsolationUnavailableError, match="move the workload to a folder of its own"):
             visible_parts(project, ())
 
 
@@ -179,7 +179,7 @@ class TestChoosing:
             choose("limits", separating=True)
         monkeypatch.setattr(type(level_named("bubblewrap")), "probe", lambda self, python: Unavailable("no bwrap here"))
         with pytest.raises(
-            IsolationUnavailableError, match=r"no bwrap here; limits: its trials would be this process's own"
+            IsolationUnavailableError, match=r"no bwrap here; limits: its trials would run as this process's own"
         ):
             choose("strongest", separating=True)
         monkeypatch.setattr(type(level_named("limits")), "probe", lambda self, python: Available())
@@ -215,7 +215,7 @@ class TestUntrustedFiles:
         with pytest.raises(OSError, match=r"a|b"):
             open_below(study, study / "a" / "b")
         with (
-            pytest.raises(StoreError, match="user code has put something else there"),
+            pytest.raises(StoreError, match="user code has replaced it"),
             compressed(study, study / "a/b"),
         ):
             pass
@@ -440,7 +440,7 @@ class TestOwnUsers:
         failure = failures["two"]
         assert failure is not None
         assert failure.kind is FailureKind.OUT_OF_MEMORY
-        assert "in other studies of its user" in failure.message
+        assert "in other studies of the same user" in failure.message
         assert "0.25 GiB" in failure.message
         assert "STEPTUNE_STUDY_MEMORY_BYTES" in failure.message
 
@@ -495,7 +495,7 @@ class TestOwnUsers:
 
     def test_what_its_user_stops_or_kills_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("steptune.tuner.trials.as_user.TIMEOUT_S", 0.2)
-        for number, message in (("KILL", "ended by signal 9"), ("STOP", r"within 0\.2 s")):
+        for number, message in (("KILL", "killed by signal 9"), ("STOP", r"within 0\.2 s")):
             with pytest.raises(DisturbedError, match=message):
                 run_as(users.become(OTHER), "/bin/sh", "-c", f"kill -{number} $$")
 

@@ -84,7 +84,7 @@ def test_devices_that_are_hidden_outside_too_are_no_fault_of_the_level(monkeypat
 def test_devices_that_the_sandbox_takes_away_are(monkeypatch: pytest.MonkeyPatch) -> None:
     found = probed(monkeypatch, NO_DEVICE, 0)
     assert isinstance(found, Unavailable)
-    assert "no device in this sandbox, and does outside it" in found.reason
+    assert "a device outside this sandbox, but none inside" in found.reason
 
 
 def test_a_driver_that_answers_otherwise_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

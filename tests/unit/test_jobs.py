@@ -229,7 +229,7 @@ class TestFailures:
         failure = self.ended(board, server, job)
         assert failure is not None
         assert (failure.kind, failure.phase, failure.rank) == (FailureKind.TIMEOUT, Phase.WARM_UP, 1)
-        assert failure.message == "the warm_up phase did not end within 0 s: others waited for rank 1 in build"
+        assert failure.message == "the warm_up phase did not end within 0 s: the other ranks waited for rank 1 in build"
 
     def test_a_job_that_waits_for_a_command_has_no_deadline(self, board: JobBoard, server: Server) -> None:
         """Its turn comes when the others of its group have had theirs."""

@@ -61,7 +61,7 @@ def test_statements_of_a_recorded_step(known_answers) -> None:
     assert 0 < launches["replayed"] < launches["bound"]
     sleep = known_answers.stated(analysis, known_answers.CAUSES["sleep"])
     assert (sleep["place"], sleep["stated"], sleep["bound"]) == (None, [0.0, 0.0], 0.02)
-    assert sleep["not_replayed"] == "the replayed steps do not show it"
+    assert sleep["not_replayed"] == "the replayed steps show no such cost"
 
 
 def test_a_graph_needs_a_device(known_answers) -> None:

@@ -47,7 +47,7 @@ def test_a_number_of_ranks_is_kept_or_refused(launched: bool) -> None:
     assert num_ranks_of(launch, None) == (2 if launched else 1)
     assert num_ranks_of(launch, 2) == 2
     if launched:
-        with pytest.raises(ChoiceError, match="--ranks 1 is not the number of ranks that were launched, 2"):
+        with pytest.raises(ChoiceError, match="--ranks must be 2, the number of launched ranks, got 1"):
             num_ranks_of(launch, 1)
 
 
@@ -80,14 +80,17 @@ def test_torchruns_store_hands_out_what_hosts_need_and_srun_has_none() -> None:
 @pytest.mark.parametrize(
     ("variables", "reason"),
     [
-        (srun(0, 0, 3, 2, 0, MASTER_ADDR="a"), "3 tasks on 2 hosts; every host needs as many: give --ntasks-per-node"),
-        (srun(1, 0, 4, 2, 1, MASTER_ADDR="a"), "rank 1 of 4 is number 0 of 2 on host 1; .*--distribution=block"),
+        (
+            srun(0, 0, 3, 2, 0, MASTER_ADDR="a"),
+            "3 tasks on 2 hosts, but every host must run the same number: set --ntasks-per-node",
+        ),
+        (srun(1, 0, 4, 2, 1, MASTER_ADDR="a"), "rank 1 of 4 is number 0 of 2 on host 1, .*--distribution=block"),
         (srun(0, 0, 4, 2, 0), "MASTER_ADDR is not set.*scontrol show hostnames"),
-        (torchrun(3, 0, 2, 5, 1), "as many on every host: give every host the same --nproc-per-node"),
-        (torchrun(0, 0, 2, 4, 0, RANK="first"), "no numbers: RANK='first'"),
-        (torchrun(0, 0, 0, 2, 0), "torchrun announces 2 ranks, 0 on each host; .* unset its variables"),
-        (torchrun(0, 0, 2, 4, 0, MASTER_PORT="abc"), "MASTER_PORT='abc' is no port: set it to a number"),
-        (torchrun(0, 0, 2, 4, 0, MASTER_PORT="70000"), "MASTER_PORT='70000' is no port"),
+        (torchrun(3, 0, 2, 5, 1), "same number of ranks on every host: give every host the same --nproc-per-node"),
+        (torchrun(0, 0, 2, 4, 0, RANK="first"), "must be whole numbers, got RANK='first'"),
+        (torchrun(0, 0, 0, 2, 0), "torchrun set 2 ranks and 0 ranks per host, .* unset its variables"),
+        (torchrun(0, 0, 2, 4, 0, MASTER_PORT="abc"), "MASTER_PORT='abc' is not a port: set it to a number"),
+        (torchrun(0, 0, 2, 4, 0, MASTER_PORT="70000"), "MASTER_PORT='70000' is not a port"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_way_out(variables: dict[str, str], reason: str) -> None:

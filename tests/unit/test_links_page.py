@@ -74,7 +74,7 @@ class TestPage:
         assert "141 GB/s" in page
         assert "3.12 GB/s" in page
         assert '"links"' in page
-        assert "All 27 messages that were timed" in page
+        assert "All 27 timed messages" in page
 
     def test_says_where_ranks_are_interleaved(self):
         assert "leaves a host 2 times" in page_of(sample_topology(host_of_rank=(0, 1, 0, 1)))

@@ -105,7 +105,7 @@ class TestSame:
         own = np.random.default_rng(0)
         found = checks(files, Loaded(lambda: float(own.random())))
         assert found[CONTENT].passed
-        assert "draws from generators of its own; only the order could be checked" in found[CONTENT].detail
+        assert "uses its own random generators, so only the order of samples could be checked" in found[CONTENT].detail
         assert found[ORDER].passed
 
     def test_the_generators_are_left_as_they_were(self, files: StudyFiles) -> None:
@@ -208,7 +208,7 @@ class TestOtherOrder:
         found = checks(files)
         assert not found[ORDER].passed
         assert found[ORDER].observed == wrong
-        assert found[ORDER].detail == f"{wrong} of 12 batches hold other samples"
+        assert found[ORDER].detail == f"{wrong} of 12 batches contain different samples"
         assert found[CONTENT].passed
 
 

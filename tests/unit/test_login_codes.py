@@ -24,7 +24,7 @@ def test_it_opens_one_session_for_its_user_however_it_is_typed() -> None:
     code = codes.issue("root")
     assert is_login_code(code)
     assert codes.redeem(code.upper().replace("-", " ").replace("0", "O").replace("1", "I")) == "root"
-    with pytest.raises(NotAuthenticatedError, match="was used"):
+    with pytest.raises(NotAuthenticatedError, match="has been used"):
         codes.redeem(code)
 
 

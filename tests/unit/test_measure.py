@@ -153,7 +153,7 @@ class TestWindow:
         assert slow < taken.step_p20_ns <= taken.step_p50_ns <= taken.step_p80_ns < 2 * slow
         assert slow < taken.duration_ns < 2 * slow
 
-    @pytest.mark.parametrize(("limit", "void"), [(0.10, "others used 25% of the cores"), (0.30, None)])
+    @pytest.mark.parametrize(("limit", "void"), [(0.10, "other programs used 25% of the cores"), (0.30, None)])
     def test_is_void_where_others_used_the_processor(
         self, make_stepper: Callable[..., Stepper], monkeypatch: pytest.MonkeyPatch, limit: float, void: str | None
     ) -> None:
@@ -167,7 +167,7 @@ class TestWindow:
         ("reading", "others", "void"),
         [
             (DeviceReading(sm_clock_mhz=1755), 0, None),
-            (DeviceReading(slowed_share=0.5), 0, "the device was slowed down from heat for 50% of the window"),
+            (DeviceReading(slowed_share=0.5), 0, "the device was slowed down by heat for 50% of the window"),
             (DeviceReading(sm_clock_mhz=1755), 1, "the device of another rank was throttled or shared"),
         ],
     )

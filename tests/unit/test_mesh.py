@@ -130,14 +130,14 @@ class TestChain:
         ("model", "reason"),
         [
             (Model, ""),
-            (Between, "between blocks 0 and 1 the model computes something"),
+            (Between, "the model computes something between blocks 0 and 1"),
             (Skipping, "use more than the output of the last block"),
-            (Around, "other than through the blocks: first."),
-            (Second, "takes a second tensor that has a gradient"),
-            (Backwards, "block 2 (Block) is called in the place of block 0"),
-            (Fewer, "of 3 blocks the loss calls 1"),
-            (Shared, "blocks share parameters with others"),
-            (Choosy, "what follows passed-over blocks fails (ValueError: lost)"),
+            (Around, "not only through the blocks: first."),
+            (Second, "takes a second tensor that requires a gradient"),
+            (Backwards, "block 2 (Block) is called out of order, in place of block 0"),
+            (Fewer, "the loss calls only 1 of 3 blocks"),
+            (Shared, "blocks share parameters ("),
+            (Choosy, "the model fails when its blocks are skipped (ValueError: lost)"),
         ],
     )
     def test_is_refused_with_the_reason_where_it_is_none(self, model: type, reason: str) -> None:
@@ -266,11 +266,11 @@ class TestProducts:
         ("blocks", "reason"),
         [
             ([], "no repeated blocks"),
-            (list(TinyViT().blocks), "AttentionBlock has no attention whose products are known"),
-            ([Encoder(Attention(extra=True))], "Attention has more than its products: position"),
-            ([Encoder(Attention(out=4))], r"columns of \[4\] before 8 rows"),
-            ([Encoder(other=nn.Linear(8, 8))], "weights that are not known: other.weight"),
-            ([Encoder(second=Attention())], "several attentions"),
+            (list(TinyViT().blocks), "AttentionBlock has no attention whose matmuls can be sharded"),
+            ([Encoder(Attention(extra=True))], "Attention has parameters outside its matmuls: position"),
+            ([Encoder(Attention(out=4))], r"\[4\] outputs before one with 8 inputs"),
+            ([Encoder(other=nn.Linear(8, 8))], "weights outside its attention and feed-forward layers: other.weight"),
+            ([Encoder(second=Attention())], "more than one attention"),
         ],
     )
     def test_what_is_not_known_is_refused(self, blocks: list[nn.Module], reason: str) -> None:
@@ -328,10 +328,10 @@ class TestChoices:
             (
                 {"pipeline": 4, "schedule": "interleaved"},
                 {"model": {"num_blocks": 6}},
-                "8 stages require as many repeated blocks; the model has 6",
+                "at least 8 repeated blocks for 8 pipeline stages, got 6",
             ),
             ({"pipeline": 2}, {"model": {"chain_refusal": "between blocks"}}, "between its blocks: between blocks"),
-            ({"pipeline": 4, "micro_batches": 2}, {}, "cannot keep 4 pipeline ranks busy"),
+            ({"pipeline": 4, "micro_batches": 2}, {}, "at least 4 micro-batches to keep 4 pipeline ranks busy, got 2"),
             ({"pipeline": 2, "micro_batches": 3, "schedule": "interleaved"}, {}, "a multiple of 2 micro-batches"),
             ({"pipeline": 2, "micro_batches": 5}, {}, "batch of 32 cannot be divided evenly into 5"),
             ({"expert": 2, "tensor": 2}, {}, "with data parallelism only"),
@@ -351,7 +351,7 @@ class TestChoices:
     @pytest.mark.parametrize(
         ("choice", "other", "reason"),
         [
-            ({"tensor": 2}, {"sharding": {"mode": "full"}}, "further sharding on top is not supported"),
+            ({"tensor": 2}, {"sharding": {"mode": "full"}}, "further sharding is not supported"),
             ({"tensor": 2}, {"compile": {"mode": "default"}}, "break every compiled graph"),
             ({"tensor": 2}, {"precision": {"level": "O2", "dtype": "bfloat16"}}, "use O1"),
             ({"tensor": 2}, {"precision": {"level": "O1", "dtype": "float16"}}, "use bfloat16"),
@@ -389,6 +389,6 @@ def test_torchtitan_has_the_degrees_and_the_rest_is_listed() -> None:
         f"local_batch_size = {samples}",
     ):
         assert line in text.replace('"', "'")
-    assert "not where their times" in text
+    assert "not by the measured times" in text
     experts = make_recommendation(Candidate(choices={"parallel_mesh": {"expert": 2}}), num_ranks=8)
-    assert any("lays experts over ranks" in sentence for sentence in titan.not_expressible(experts))
+    assert any("distributes experts only over ranks" in sentence for sentence in titan.not_expressible(experts))

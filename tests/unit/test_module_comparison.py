@@ -38,14 +38,14 @@ def difference(**fields) -> ModuleDifference:
 @pytest.mark.parametrize(
     ("fields", "cause"),
     [
-        ({}, "the same kernels take another time"),
+        ({}, "the same kernels take a different time"),
         ({"num_launches": 4}, "2 launches a step instead of 4"),
         ({"kernels": ("gemm_fused",)}, "other kernels: gemm_fused instead of gemm, add"),
         ({"num_bytes": 50.0}, "moves 0.50 times the bytes"),
-        ({"num_bytes": None}, "the same kernels take another time"),
+        ({"num_bytes": None}, "the same kernels take a different time"),
         (
             {"dtypes": ("bfloat16",), "num_bytes": 50.0},
-            "multiplies in bfloat16 instead of float; moves 0.50 times the bytes",
+            "computes matmuls in bfloat16 instead of float; moves 0.50 times the bytes",
         ),
     ],
 )

@@ -99,7 +99,7 @@ def test_without_call_stacks_there_are_no_modules(tmp_path: Path) -> None:
 def test_the_page_has_a_table_of_modules(tmp_path: Path) -> None:
     page = render_trace_page(analyse_traces([write_trace(tmp_path / "trace.json", training())]))
     assert "Net_0.Linear_1" in page
-    assert "Time of their operators on the device per step" in page
+    assert "Time of each module's operators on the device per step" in page
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -204,7 +204,7 @@ class TestFindings:
     def test_gpu_direct_on(self) -> None:
         levels = {finding.level for finding in log_findings(logged("cumem_and_gpu_direct"))}
         assert levels == {Level.OK}
-        assert of("cumem_and_gpu_direct", "GPUDirect RDMA").found == "on for 3 connections, all there are"
+        assert of("cumem_and_gpu_direct", "GPUDirect RDMA").found == "on for every connection (3)"
 
     def test_gpu_direct_off_for_the_distance(self) -> None:
         finding = of("infiniband_without_gpu_direct", "GPUDirect RDMA")
@@ -229,7 +229,7 @@ class TestFindings:
         [
             ("sockets_without_device", "NCCL found no RDMA device"),
             ("infiniband_disabled", "on ibs85f0, ib0; NCCL_IB_DISABLE=1"),
-            ("shared_memory_full", "NCCL does not say why"),
+            ("shared_memory_full", "NCCL does not log the reason"),
         ],
     )
     def test_sockets_and_why(self, name: str, cause: str) -> None:
@@ -242,9 +242,12 @@ class TestFindings:
     @pytest.mark.parametrize(
         ("line", "cause"),
         [
-            ("comm 0x1 rank 0 nRanks 2 nNodes 1 localRanks 2 localRank 1 MNNVL 0", "inside one host"),
+            (
+                "comm 0x1 rank 0 nRanks 2 nNodes 1 localRanks 2 localRank 1 MNNVL 0",
+                "although all ranks are on one host",
+            ),
             ("Failed to open libibverbs.so[.1]", "libibverbs cannot be loaded"),
-            ("NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB ib0:192.168.11.1<0>", "although NICs are there (mlx5_0)"),
+            ("NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB ib0:192.168.11.1<0>", "although the hosts have NICs (mlx5_0)"),
         ],
     )
     def test_more_reasons_for_sockets(self, line: str, cause: str) -> None:
@@ -343,7 +346,7 @@ class TestBadFiles:
         assert log.connections(RDMA) == 6
 
     def test_what_does_not_exist_or_is_a_folder_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(ChoiceError, match="does not exist: name a file with the output of NCCL_DEBUG=INFO"):
+        with pytest.raises(ChoiceError, match="does not exist: give a file with the output of NCCL_DEBUG=INFO"):
             examine_logs([tmp_path / "missing.log"])
         with pytest.raises(ChoiceError, match="is not a file"):
             examine_logs([tmp_path])

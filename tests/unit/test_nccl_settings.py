@@ -235,7 +235,7 @@ class TestEffect:
         assert NCCL.took_effect(evidence, dict(DEFAULTS)).took
         effect = NCCL.took_effect(evidence, choice)
         assert not effect.took
-        assert effect.detail == "there is no NCCL to set"
+        assert effect.detail == "the job does not use NCCL"
 
 
 def test_an_export_says_that_values_of_the_users_own_must_stay_set() -> None:

@@ -80,14 +80,14 @@ class TestHealthyHost:
         (tmp_path / "sys").mkdir()
         findings = examine_host(tmp_path)
         assert {finding.level for finding in findings} <= {Level.OK, Level.NOTE}
-        assert of(tmp_path, "RDMA ports")[0].effect == "hosts exchange through TCP sockets"
+        assert of(tmp_path, "RDMA ports")[0].effect == "hosts communicate through TCP sockets"
 
     def test_what_is_no_directory_is_refused_with_the_way_out(self, tmp_path: Path) -> None:
-        with pytest.raises(ChoiceError, match="no directory: name one that holds a host's sys, proc"):
+        with pytest.raises(ChoiceError, match="not a directory: give a directory with a host's sys, proc"):
             examine_host(tmp_path / "missing")
 
     def test_a_directory_that_holds_no_host_is_not_taken_for_one_without_anything(self, tmp_path: Path) -> None:
-        with pytest.raises(ChoiceError, match="holds no sys: name a directory that holds a host's sys, proc"):
+        with pytest.raises(ChoiceError, match="contains no sys: give a directory with a host's sys, proc"):
             examine_host(tmp_path)
 
 
@@ -113,7 +113,10 @@ class TestPeerMemory:
         remove_modules(host)
         write(host, f"/sys/devices/{NIC}/p2p", "NVIDIA\n")
         [finding] = of(host, "GPUDirect RDMA")
-        assert (finding.level, finding.found) == (Level.OK, "the driver of mlx5_0 has its own way to NVIDIA's memory")
+        assert (finding.level, finding.found) == (
+            Level.OK,
+            "the driver of mlx5_0 accesses GPU memory by its own mechanism",
+        )
 
     def test_a_module_that_only_another_one_uses_is_not_loaded(self, host: Path) -> None:
         remove_modules(host)
@@ -131,7 +134,7 @@ class TestPeerMemory:
         ("path", "text", "why"),
         [
             ("/proc/sys/kernel/osrelease", "5.11.22-generic\n", "Linux 5.11 is older than 5.12"),
-            ("/proc/sys/kernel/osrelease", "odd\n", "the version of the kernel is not shown"),
+            ("/proc/sys/kernel/osrelease", "odd\n", "the version of the kernel is unknown"),
             ("/proc/self/environ", b"NCCL_DMABUF_ENABLE=0\0", "NCCL_DMABUF_ENABLE=0"),
             ("/proc/driver/nvidia/version", DRIVER.format(kind="Kernel Module", version="580.65.06"), "proprietary"),
             ("/proc/driver/nvidia/version", DRIVER.format(kind="Open Kernel Module", version="510.39.01"), "than 515"),
@@ -380,7 +383,7 @@ def without_groups(host: Path) -> None:
 class TestRelaxedOrdering:
     def test_a_nic_that_may_not(self, host: Path) -> None:
         write(host, f"/sys/devices/{NIC}/config", config_space(device_control=0))
-        assert the_problem(host, "PCIe relaxed ordering").found == "not allowed to mlx5_0"
+        assert the_problem(host, "PCIe relaxed ordering").found == "not allowed for mlx5_0"
 
     def test_registers_that_only_root_sees_are_not_fine(self, host: Path) -> None:
         write(host, f"/sys/devices/{NIC}/config", config_space()[:64])
@@ -551,7 +554,7 @@ class TestUnreadable:
         assert Level.UNKNOWN in {finding.level for finding in findings}
         [finding] = [finding for finding in findings if finding.level is Level.UNKNOWN]
         assert "permission denied" in finding.found
-        assert finding.effect == "could not be examined: it may be wrong"
+        assert finding.effect == "not examined, so it may be wrong"
 
     def test_what_a_check_found_before_is_kept(self, roce: Path) -> None:
         second = f"{SWITCH}/0000:02:01.0/0000:04:00.1"
@@ -560,7 +563,7 @@ class TestUnreadable:
         (roce / f"sys/devices/{second}/infiniband/mlx5_1/ports/1/gids/0").symlink_to("0")
         findings = of(roce, "RoCE GID")
         assert [finding.level for finding in findings] == [Level.OK, Level.UNKNOWN]
-        assert "links go round in circles" in findings[1].found
+        assert "symbolic links form a loop" in findings[1].found
 
     def test_a_pipe_is_not_waited_for(self, tmp_path: Path) -> None:
         (tmp_path / "proc").mkdir()

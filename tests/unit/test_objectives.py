@@ -146,15 +146,15 @@ class TestRefusing:
 
     def test_energy_of_a_cpu_is_refused(self):
         cpu = sample_hardware(devices=(replace(sample_hardware().devices[0], kind="cpu"),))
-        with pytest.raises(ChoiceError, match="objective energy needs a CUDA device"):
+        with pytest.raises(ChoiceError, match="objective energy requires a CUDA device"):
             parse_objective("energy").check(cpu, 1)
 
     def test_energy_of_several_ranks_is_refused_because_one_device_is_read(self):
-        with pytest.raises(ChoiceError, match="with 2 ranks choose throughput"):
+        with pytest.raises(ChoiceError, match="got 2: use one rank, or choose throughput"):
             parse_objective("energy").check(sample_hardware(), 2)
 
     def test_a_driver_that_tells_no_power_is_named(self):
-        with pytest.raises(BaselineError, match="the driver does not tell the power of the device"):
+        with pytest.raises(BaselineError, match="the driver does not report the power of the device"):
             studied("energy", machine=Metered(SMALL, tells=False))
 
 
@@ -204,7 +204,7 @@ class TestWords:
     def test_a_limit_of_memory_is_said(self):
         run, _ = studied("throughput", memory_limit_bytes=8 << 30)
         facts = {fact.name: fact for fact in get_headline_info(run.store, run.study_id).facts}
-        assert facts["Optimised"].value == "throughput within 8.00 GiB a rank"
+        assert facts["Optimised"].value == "throughput within 8.00 GiB per rank"
 
     def test_throughput_without_a_limit_needs_no_word(self):
         run, _ = studied("throughput")

@@ -147,5 +147,5 @@ def test_another_number_of_groups_is_refused() -> None:
     state = job_of("plain").optimizer_state_dict()
     state["param_groups"].pop()
     for name in ("plain", "contiguous"):
-        with pytest.raises(WorkloadRejectedError, match="state has 1 groups, and the optimizer 2"):
+        with pytest.raises(WorkloadRejectedError, match="state has 1 parameter groups, but the optimizer has 2"):
             job_of(name).load_optimizer_state_dict(state)

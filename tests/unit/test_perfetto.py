@@ -60,7 +60,7 @@ def test_the_trace_passes_through_and_the_tracks_sum_to_the_breakdown(tmp_path, 
     [breakdown] = analyse(read_trace(source))
     lines = tracks(data)
     expected = {INFO[n].title: value for n, value in breakdown.categories.items() if value}
-    assert sums_ns(lines["cuda:0", "what the time counts as"]) == expected
+    assert sums_ns(lines["cuda:0", "time categories"]) == expected
     assert sums_ns(lines["cuda:0", "phase"]) == {n: value for n, value in breakdown.phases.items() if value}
     steps = lines["cuda:0", "steps"]
     assert [e["name"] for e in steps] == ["step 1", "step 2", "step 3"]
@@ -70,7 +70,7 @@ def test_the_trace_passes_through_and_the_tracks_sum_to_the_breakdown(tmp_path, 
 def test_segments_tile_the_steps_on_the_trace_s_own_clock(tmp_path):
     source, target = write_loop(tmp_path / "trace.json"), tmp_path / "out.json"
     write_perfetto([source], target)
-    segments = tracks(loaded(target))["cuda:0", "what the time counts as"]
+    segments = tracks(loaded(target))["cuda:0", "time categories"]
     assert segments[0]["ts"] == min(e["ts"] for e in loop_events())
     for one, following in pairwise(segments):
         assert one["ts"] + one["dur"] == following["ts"]

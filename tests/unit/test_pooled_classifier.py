@@ -85,7 +85,7 @@ class TestPooling:
         assert not strategy.took_effect(strategy.evidence(plain), choice).took
 
     def test_a_model_whose_class_token_is_not_known_is_refused(self) -> None:
-        with pytest.raises(UnsupportedError, match=r"TinyViT has no class token.*Workload.class_token"):
+        with pytest.raises(UnsupportedError, match=r"the class token of TinyViT is unknown.*Workload.class_token"):
             pool_tokens(Everything().model(), Everything())
 
 

@@ -258,7 +258,7 @@ def test_an_optimizer_that_holds_the_model_s_own_weights_is_refused() -> None:
 
     build(Ignores(), "O1", "bfloat16")
     with pytest.raises(
-        WorkloadRejectedError, match=r"SGD holds \d+ 16-bit parameters.*build it from the named_parameters"
+        WorkloadRejectedError, match=r"SGD holds \d+ 16-bit parameters.*build the optimizer from the named_parameters"
     ):
         build(Ignores(), "O2", "bfloat16")
 
@@ -480,7 +480,7 @@ class TestTookEffect:
         effect = effect_of(job, **O1_BF16)
         assert effect.took
         assert (
-            "no matmul was observed (compiled or recomputed code does not show its own), autocast to bf"
+            "no matmul was observed (matmuls of compiled or recomputed code cannot be observed), autocast to bf"
             in effect.detail
         )
 
@@ -491,7 +491,7 @@ class TestTookEffect:
         seen = {"fp32_products": "high", "operators": ("aten::mm", kernel)}
         assert f"ran {kernel}" in effect_of(job, "tf32", None, **seen).detail
         unseen = effect_of(job, "tf32", None, fp32_products="high", operators=("aten::mm",))
-        assert "no kernel of TF32 was among the longest" in unseen.detail
+        assert "no TF32 kernel was among the longest" in unseen.detail
         assert not effect_of(job, "tf32", None, fp32_products="highest").took
 
     def test_complex_weights_are_no_format_of_a_level(self) -> None:

@@ -249,7 +249,7 @@ class TestCombination:
     def test_goes_with_pinned_memory_only(self) -> None:
         reason = self.reason(self.AHEAD)
         assert reason is not None
-        assert "asynchronous only from pinned memory" in reason
+        assert "only copies from pinned memory are asynchronous" in reason
         assert self.reason(self.AHEAD.with_choice("data_loading", {"pin_memory": True})) is None
 
     def test_bytes_mean_nothing_where_nothing_is_ahead(self) -> None:

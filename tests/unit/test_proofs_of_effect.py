@@ -74,7 +74,7 @@ class TestLargerBatch:
         choice: Choice = {"factor": 2, "rule": rule}
         effect = BATCH.took_effect(BATCH.evidence(step(job_of(workload(), larger_global_batch=choice))), choice)
         assert effect.took
-        assert effect.detail == "a step took in 16 samples"
+        assert effect.detail == "a step processed 16 samples"
 
     @pytest.mark.parametrize("workload", [Simple, Tokens])
     def test_a_loader_that_gives_today_s_batches_did_not(self, workload: type[Simple]) -> None:
@@ -83,7 +83,7 @@ class TestLargerBatch:
         job.loader = job_of(workload()).loader
         effect = BATCH.took_effect(BATCH.evidence(step(job)), choice)
         assert not effect.took
-        assert effect.detail == "a step took in 8 samples, not 16"
+        assert effect.detail == "a step processed 8 samples, not 16"
 
     def test_a_step_that_was_given_a_part_did_not(self) -> None:
         choice: Choice = {"factor": 2, "rule": "linear"}

@@ -20,17 +20,18 @@ def test_the_model_says_its_own_probabilities():
     _, answer = short_study("model", budget_s=16.0)
     assert answer.certificate.ended == "budget spent"
     found = re.search(
-        r"would try \d configurations?: the first, .*, is the best so far with probability (\d+)%", answer.prospect
+        r"would try \d configurations?: the first, .*, has a chance of (\d+)% to become the best so far",
+        answer.prospect,
     )
     assert found, answer.prospect
-    left = re.search(r"anything else is 2% faster with probability (\d+)%", answer.prospect)
+    left = re.search(r"the chance that any other configuration is 2% faster is (\d+)%", answer.prospect)
     assert int(left[1]) / 100 == pytest.approx(answer.certificate.probability_left, abs=0.3)
 
 
 def test_others_say_that_they_know_no_probability():
     _, answer = short_study("random")
-    assert "with a probability that this search does not know" in answer.prospect
-    assert re.search(r"takes about \d+ s, usually saves [\d.]+% of the step, and at most \d+%\.", answer.prospect)
+    assert "this search does not estimate how likely that is" in answer.prospect
+    assert re.search(r"takes about \d+ s, usually saves [\d.]+% of the step, and saves at most \d+%\.", answer.prospect)
 
 
 def test_a_search_that_ended_by_itself_promises_nothing():
@@ -42,7 +43,7 @@ def test_page_and_terminal_say_it():
     run, answer = short_study("random")
     facts = {fact.name: fact for fact in get_headline_info(run.store, run.study_id).facts}
     _, value, note = facts["With more time"]
-    assert re.fullmatch(r"\d+ choices? may still pay", value), "what stands large on a page is short"
+    assert re.fullmatch(r"\d+ choices? may still save time", value), "what stands large on a page is short"
     assert f"{value}, {note}" == answer.prospect
     console = Console(width=80, record=True)
     print_answer(console, run.store, run.study_id)

@@ -193,13 +193,13 @@ def out_of_memory(what: Candidate) -> TrialResult:
 class TestSearch:
     def test_does_not_try_what_cannot_fit_without_activations(self) -> None:
         memory = memory_model(space(capacity_gb=15), StudySettings())
-        assert "20 GB on every rank without any activation: 15 GB" in (memory.why_not(BASELINE, 1) or "")
+        assert "20 GB on every rank even without activations, but only 15 GB" in (memory.why_not(BASELINE, 1) or "")
         assert memory.why_not(FULL, 1) is None
 
     def test_does_not_try_a_layout_whose_activations_do_not_fit(self) -> None:
         known = Knowledge(space(capacity_gb=18), FULL)
         known.take_in(Outcome(result=ran(FULL, 16.0)))
-        assert "by what other layouts took" in (known.will_not_fit(laid("zero1")) or "")
+        assert "estimated from other layouts" in (known.will_not_fit(laid("zero1")) or "")
         assert known.will_not_fit(laid("grad_op", "block")) is None
 
     def test_what_ran_is_not_ruled_out(self) -> None:

@@ -44,10 +44,10 @@ class TestFinding:
         found = examine_order(("a", "b", "c") * 2, "gloo")
         assert found.level is Level.PROBLEM
         assert found.found == "ranks 0 to 5 are on hosts 0, 1, 2, 0, 1, 2: a ring in this order leaves a host 2 times"
-        assert "2 times the bytes" in found.effect
+        assert "2 times as many bytes" in found.effect
         assert "--distribution=block" in found.fix
 
     def test_nccl_lays_its_rings_by_hosts_itself(self):
         found = examine_order(("a", "b", "a", "b"), "nccl")
         assert found.level is Level.NOTE
-        assert "but for NCCL" in found.effect
+        assert "except with NCCL" in found.effect

@@ -37,7 +37,7 @@ class TestTheCommand:
         if mode:
             variables.setenv("RAY_AUTH_MODE", mode)
         with pytest.raises(
-            PlatformError, match=r"run code on its nodes: .*RAY_AUTH_MODE=token, or give --insecure-ray"
+            PlatformError, match=r"run code on its nodes. Start .*RAY_AUTH_MODE=token, or give --insecure-ray"
         ):
             take_cluster("auto", insecure=False)
 
@@ -71,7 +71,9 @@ class TestTheAgent:
 
 class TestOptions:
     def test_several_hosts_need_somebody_who_brings_them(self) -> None:
-        with pytest.raises(ChoiceError, match=r"--num-hosts 2 needs hosts: give --runner ray, or start .*torchrun"):
+        with pytest.raises(
+            ChoiceError, match=r"--num-hosts 2 needs a cluster or a launcher: use --runner ray, or start .*torchrun"
+        ):
             num_hosts_of(None, 2)
         assert num_hosts_of(None, 2, reserved=True) == 2
         assert num_hosts_of(None, None) == 1
@@ -80,12 +82,12 @@ class TestOptions:
     def test_the_hosts_of_a_launcher_are_the_studys(self, asked: int | None, reserved: bool) -> None:
         launch = Launch(rank=0, local_rank=0, ranks_per_host=2, host=0, num_hosts=2, address="first")
         assert num_hosts_of(launch, 2) == 2
-        with pytest.raises(ChoiceError, match="leave --runner and --num-hosts out"):
+        with pytest.raises(ChoiceError, match="leave out --runner and --num-hosts"):
             num_hosts_of(launch, asked, reserved=reserved)
 
     def test_rays_options_need_ray(self) -> None:
         assert cluster_of("local", None, insecure=False) is None
-        with pytest.raises(ChoiceError, match="--address and --insecure-ray are of Ray"):
+        with pytest.raises(ChoiceError, match="--address and --insecure-ray require Ray: add --runner ray"):
             cluster_of("local", "host:6379", insecure=False)
 
     def test_a_study_on_several_hosts_is_not_resumed_on_one(self) -> None:
@@ -93,21 +95,21 @@ class TestOptions:
         study = Study(study_id="a", workload="zoo:mlp", settings=settings, created_at="", directory="")
         begun = replace(study, environment=replace(sample_environment(), num_hosts=2))
         check_size(None, begun, reserved=True)
-        with pytest.raises(StoreError, match="has 4 ranks on 2 hosts, and this launch 4 on 1"):
+        with pytest.raises(StoreError, match="began with 4 ranks on 2 hosts, but this launch has 4 on 1"):
             check_size(None, begun)
 
     def test_nor_is_one_that_was_submitted_and_has_not_begun(self) -> None:
         settings = StudySettings(num_ranks=4, num_hosts=2)
         study = Study(study_id="a", workload="zoo:mlp", settings=settings, created_at="", directory="")
         check_size(None, study, reserved=True)
-        with pytest.raises(StoreError, match="has 4 ranks on 2 hosts, and this launch 4 on 1"):
+        with pytest.raises(StoreError, match="began with 4 ranks on 2 hosts, but this launch has 4 on 1"):
             check_size(None, study)
 
 
 def test_ranks_that_do_not_divide_are_refused() -> None:
     settings = StudySettings(num_ranks=3, num_hosts=2)
     study = Study(study_id="a", workload="zoo:mlp", settings=settings, created_at="", directory="")
-    with pytest.raises(ChoiceError, match="3 ranks cannot be spread evenly over 2 hosts"):
+    with pytest.raises(ChoiceError, match="multiple of the 2 hosts, got 3"):
         ranks_of_each(study)
 
 
@@ -118,7 +120,7 @@ def test_levels_that_keep_ranks_from_the_network_are_refused_on_several_hosts(le
     study = Study(study_id="a", workload="zoo:mlp", settings=settings, created_at="", directory=str(tmp_path))
     cluster = Cluster(address="auto", insecure=True, variables={})
     with (
-        pytest.raises(IsolationUnavailableError, match=f"isolation {level} keeps ranks from .* --isolation none"),
+        pytest.raises(IsolationUnavailableError, match=f"isolation {level} blocks the network .* --isolation none"),
         reserved_hosts(cluster, study, Settings(_env_file=None), SimpleNamespace(name=level), print, timeout_s=1.0),
     ):
         pass
@@ -133,5 +135,5 @@ def test_a_node_whose_processor_ray_does_not_have_is_refused_in_words() -> None:
     )
     found = Reservation(request, tell=lambda event: None, given_up=lambda: False)
     found._ray = SimpleNamespace(nodes=lambda: [{"NodeID": "me", "Resources": {"CPU": 0.0}}])
-    with pytest.raises(PlatformError, match=r"the driver's node has no CPU in Ray.*on a node that has"):
+    with pytest.raises(PlatformError, match=r"the node of this process has no CPU in Ray.*on a node with CPUs"):
         found._bundle("me")

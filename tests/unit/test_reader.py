@@ -217,11 +217,11 @@ class TestBounds:
     @pytest.mark.parametrize(
         ("content", "says"),
         [
-            (b'{"traceEvents":[' + b"{}," * 20_000 + b"{}]}", "4 MiB of memory, more than 0 MiB"),
+            (b'{"traceEvents":[' + b"{}," * 20_000 + b"{}]}", "4 MiB of memory, more than the limit of 0 MiB"),
             (b'{"traceEvents":[{"args":{"a":[' + b"[]," * 20_000 + b"[]]}}]}", "of memory, more than"),
-            (b'{"traceEvents":[' + b" " * 100_000 + b"]}", "no event ends on a line of its own"),
-            (b'{"traceEvents":[\n  {' + b" " * 100_000 + b"}\n  ]}", "no event ends on a line of its own"),
-            (b" " * 100_000, "no event ends on a line of its own"),
+            (b'{"traceEvents":[' + b" " * 100_000 + b"]}", "without a line that ends an event"),
+            (b'{"traceEvents":[\n  {' + b" " * 100_000 + b"}\n  ]}", "without a line that ends an event"),
+            (b" " * 100_000, "without a line that ends an event"),
         ],
     )
     def test_what_would_take_too_much_memory_is_refused(self, tmp_path: Path, content: bytes, says: str) -> None:
@@ -257,7 +257,7 @@ class TestBounds:
     def test_a_base_that_no_clock_shows_is_left_out(self, tmp_path: Path, base: int) -> None:
         trace = read(tmp_path, kineto_text([operator("a", 1, 2)], baseTimeNanoseconds=base))
         assert trace.base_time_ns == 0
-        assert trace.losses == (f"baseTimeNanoseconds, {base}, is not the time of a clock: it was left out",)
+        assert trace.losses == (f"baseTimeNanoseconds={base} is not a valid clock time and was ignored",)
 
     def test_a_base_and_times_that_no_clock_shows_together_lose_the_base(self, tmp_path: Path) -> None:
         late_us = 2**61 // 1000
@@ -299,12 +299,12 @@ class TestCompressed:
         trace = read(tmp_path, packed[: int(share * len(packed))])
         assert 0 < len(trace) < 200
         assert rows(trace) < rows(read(tmp_path, self.CONTENT))
-        assert trace.losses[0] == "the compressed file ends in the middle"
+        assert trace.losses[0] == "the compressed file is truncated"
 
     def test_cut_in_the_check_sum_nothing_is_lost_but_it_is_said(self, tmp_path: Path) -> None:
         trace = read(tmp_path, gzip.compress(self.CONTENT)[:-4])
         assert len(trace) == 200
-        assert trace.losses == ("the compressed file ends in the middle",)
+        assert trace.losses == ("the compressed file is truncated",)
 
     def test_damaged_in_the_middle_what_stands_before_is_read(self, tmp_path: Path) -> None:
         """Reading goes as far as whole blocks do."""
@@ -317,7 +317,7 @@ class TestCompressed:
         assert trace.losses[0].startswith("the compressed file is damaged")
 
     def test_with_nothing_left_it_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(TraceError, match="the compressed file ends in the middle"):
+        with pytest.raises(TraceError, match="the compressed file is truncated"):
             read(tmp_path, gzip.compress(self.CONTENT)[:12])
 
 
@@ -410,7 +410,7 @@ class TestRepairs:
     def test_values_that_json_does_not_have(self, tmp_path: Path, token: bytes) -> None:
         trace = read(tmp_path, broken("123", token))
         assert len(trace) == 4
-        assert trace.losses == ("1 piece of the file repaired: no valid JSON",)
+        assert trace.losses == ("1 piece of invalid JSON in the file repaired",)
 
     def test_such_a_value_as_a_time_leaves_the_event_out(self, tmp_path: Path) -> None:
         trace = read(tmp_path, broken('"ts": 1', b'"ts": NaN'))
@@ -453,12 +453,12 @@ class TestRepairs:
         content = json.dumps({"traceEvents": [{**operator("a", 0, 1), "args": {"v": 123}}]}).encode()
         trace = read(tmp_path, content.replace(b"123", token))
         assert (len(trace), trace.framing) == (1, "whole file")
-        assert trace.losses == ("1 piece of the file repaired: no valid JSON",)
+        assert trace.losses == ("1 piece of invalid JSON in the file repaired",)
 
     def test_a_broken_head_costs_only_what_it_describes(self, tmp_path: Path) -> None:
         trace = read(tmp_path, kineto_text(EVENTS, **TOP).replace(b'"rank"', b'rank"'))
         assert (len(trace), trace.rank) == (4, None)
-        assert trace.losses == ("the fields beside the events (devices, ranks) could not be read",)
+        assert trace.losses == ("the fields other than the events (devices, ranks) could not be read",)
 
     def test_a_broken_tail_costs_no_event(self, tmp_path: Path) -> None:
         trace = read(tmp_path, kineto_text(EVENTS, **TOP).replace(b'"t.json"', b'"t.json'))

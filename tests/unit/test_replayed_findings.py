@@ -128,7 +128,7 @@ def test_a_capture_that_cannot_be_replayed_gives_a_range() -> None:
     assert breakdown.replay.refusal
     ranges = [str(finding.evidence["saves"]) for finding in analysis.findings if "saves" in finding.evidence]
     assert ranges
-    assert all(text.startswith("between 0 and ") and "recorded explains" in text for text in ranges)
+    assert all(text.startswith("between 0 and ") and "recorded event explains" in text for text in ranges)
 
 
 def test_records_of_older_versions_have_no_replay(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_a_bound_beyond_the_stated_gain_says_where_it_comes_from() -> None:
     """Launching costs 10 % beside the loader; a CUDA graph would let the device work while batches are made."""
     findings = {f.rule: f for f in analyse_traces([trace_file("h200_resnet18_input_bound_w0")]).findings}
     text = finding_gain(findings["launch_bound"])
-    assert text.startswith("at most 1.41× (10.0% of the step, replayed; as a CUDA graph beside the other waits 27.")
+    assert text.startswith("at most 1.41× (10.0% of the step, replayed; 27.")
 
 
 @needs_traces

@@ -62,7 +62,7 @@ def test_a_matmul_has_its_floor_and_the_step_its_utilisation(tmp_path):
     assert found.step_flops == 2 * 4096**3
     assert found.mfu == pytest.approx(2 * 4096**3 / 989.4e12 / 1e-3)
     assert found.known_share == 1.0
-    assert get_utilisation([found]) == "MFU 14 %: 137 GFLOP of matmuls, convolutions and attention a step"
+    assert get_utilisation([found]) == "MFU 14 %: 137 GFLOP of matmuls, convolutions and attention per step"
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,9 @@ def test_without_shapes_nothing_is_stated(tmp_path):
     found = analysis.roofline
     assert (found.step_flops, found.mfu, found.operators, found.kernels) == (None, None, (), ())
     assert "not recorded" in found.silent
-    assert get_roofline_info(found, analysis.breakdowns, 5).note.startswith("Nothing is stated: shapes of arguments")
+    assert get_roofline_info(found, analysis.breakdowns, 5).note.startswith(
+        "No roofline is available: shapes of arguments"
+    )
     assert get_trace_headline(make_analysis(analysis)).utilisation == ""
 
 
@@ -113,7 +115,7 @@ def test_where_matmuls_have_no_count_the_step_has_none(tmp_path):
     ]
     found = analysed(tmp_path, events).roofline
     assert (found.step_flops, found.mfu) == (None, None)
-    assert found.silent == "for 50% of the time of matmuls and attention no FLOP are known"
+    assert found.silent == "the FLOP count is unknown for 50% of the time of matmuls and attention"
 
 
 def test_an_unknown_device_stays_silent(tmp_path):
@@ -121,7 +123,7 @@ def test_an_unknown_device_stays_silent(tmp_path):
     analysis = analysed(tmp_path, [step(1, 0, 1000), *matmul(10, 256, "float", "sgemm", 1, 100, 100)], device)
     found = analysis.roofline
     assert (found.peak_known, found.mfu, found.operators) == (False, None, ())
-    assert "peaks of NVIDIA Graphics Device are not known" in get_roofline_info(found, analysis.breakdowns, 5).note
+    assert "peaks of NVIDIA Graphics Device are unknown" in get_roofline_info(found, analysis.breakdowns, 5).note
 
 
 def test_a_floor_never_exceeds_the_time_of_what_ran(tmp_path):
@@ -389,7 +391,7 @@ def test_page_and_terminal_show_the_list(tmp_path):
     console = Console(width=160, file=io.StringIO())
     print_analysis(console, whole, top=3)
     for text in (page.replace("\u00a0", " "), console.file.getvalue()):
-        assert "MFU 28 %: 275 GFLOP of matmuls, convolutions and attention a step" in text
+        assert "MFU 28 %: 275 GFLOP of matmuls, convolutions and attention per step" in text
         assert "Kernels by time above the" in text
         assert "nvjet_other" in text
     assert 'aria-label="Roofline"' in page

@@ -151,7 +151,7 @@ def test_an_argument_that_comes_from_the_command_line_stays_there(tmp_path: Path
             "AdamW(model.parameters()",
             "AdamW(groups(model)",
             {"compile": {"mode": "default"}},
-            "come from no variable of their own",
+            "do not come from a single variable",
             id="groups",
         ),
         pytest.param(
@@ -191,7 +191,7 @@ def test_a_diff_of_many_lines_is_none(tmp_path: Path) -> None:
     many = "".join(f"        output = output + {number}\n" for number in range(MOST_LINES // 2))
     text = SCRIPT.replace("        output = model(x)\n", f"        output = model(x)\n{many}")
 
-    with pytest.raises(RecommendationError, match=f"at most {MOST_LINES} are a diff"):
+    with pytest.raises(RecommendationError, match=f"more than the limit of {MOST_LINES}"):
         script_diff(recommended(tmp_path, text, precision={"level": "O1", "dtype": "bfloat16"}))
 
 
@@ -258,13 +258,13 @@ LOSS = "        loss = torch.nn.functional.cross_entropy(output, y)\n"
         pytest.param(
             "        output = model(x)\n",
             "        with torch.autocast('cpu', enabled=args.amp): output = model(x)\n",
-            "autocast of the script's own",
+            "inside the script's own autocast",
             id="switched_off",
         ),
         pytest.param(
             "        output = model(x)\n",
             "        with context: output = model(x)\n        context = torch.autocast('cpu', enabled=args.amp)\n",
-            "autocast of the script's own",
+            "inside the script's own autocast",
             id="switched_off_before",
         ),
         pytest.param(
@@ -380,13 +380,13 @@ def test_the_implementation_that_stands_there_goes(tmp_path: Path, today: str, w
         pytest.param(
             "    for x, y in loader:\n",
             "    model = Wrapper(model)\n    for x, y in loader:\n",
-            "model is another one later",
+            "model is assigned again later",
             id="wrapped_later",
         ),
         pytest.param(
             "torch.optim.AdamW(model.parameters(), lr=1e-3)",
             "[torch.optim.AdamW(model.parameters()) for model in models]",
-            "variable of one expression",
+            "exists only inside one expression",
             id="comprehension",
         ),
     ],

@@ -158,12 +158,12 @@ class TestSending:
                 ["/home/me/venv/bin/python", "train.py"],
                 [],
                 [],
-                "workers have no /home/me/venv/bin/python: write python",
+                "workers may not have /home/me/venv/bin/python: write python",
             ),
             (["python", "train.py", "--hub-token=x"], [], [], "--hub-token sounds like a secret"),
-            (["python", "train.py"], ["NOT_SET_HERE"], [], "--env NOT_SET_HERE: there is no such variable here"),
-            (["python", "train.py"], [], ["../data"], "lies outside of this folder: name it by an absolute path"),
-            (["python", "x" * 600], [], [], "longer than 500 characters"),
+            (["python", "train.py"], ["NOT_SET_HERE"], [], "--env NOT_SET_HERE names a variable that is not set here"),
+            (["python", "train.py"], [], ["../data"], "is outside this folder: give an absolute path"),
+            (["python", "x" * 600], [], [], "at most 500 characters, got 6"),
         ],
     )
     def test_what_means_something_here_only_is_refused(
@@ -206,15 +206,18 @@ class TestReceiving:
     @pytest.mark.parametrize(
         ("manifest", "said"),
         [
-            (ScriptManifest(command=("sh", "other.sh")), "the archive is of '-- sh other.sh'"),
+            (ScriptManifest(command=("sh", "other.sh")), "must be the command in the archive, '-- sh other.sh'"),
             (ScriptManifest(command=()), "has no command"),
             (ScriptManifest(command=MINE.command, variables={"HF_TOKEN": "x"}), "HF_TOKEN sounds like a secret"),
             (
                 ScriptManifest(command=("python", "train.py", "--token=x")),
                 "--token of the command sounds like a secret",
             ),
-            (ScriptManifest(command=MINE.command, data={"a": "/x", "a/b": "/y"}), "'a/b' lies in other data"),
-            (ScriptManifest(command=MINE.command, data={"../x": "/x"}), "lies outside of the script's folder"),
+            (
+                ScriptManifest(command=MINE.command, data={"a": "/x", "a/b": "/y"}),
+                "'a/b' is inside another named data path",
+            ),
+            (ScriptManifest(command=MINE.command, data={"../x": "/x"}), "is outside the script's folder"),
         ],
     )
     def test_what_the_command_line_refuses_the_service_refuses(
@@ -261,7 +264,7 @@ class TestOnAWorker:
     @pytest.mark.parametrize("level", [level for level in LEVELS if level.name != NONE], ids=lambda level: level.name)
     def test_levels_that_isolate_trials_refuse_it(self, level, project: Path) -> None:
         """Whatever claimed it: nothing of the script has run."""
-        with pytest.raises(IsolationUnavailableError, match=f"isolation {level.name} forbids it.*--isolation none"):
+        with pytest.raises(IsolationUnavailableError, match=f"isolation {level.name} forbids.*--isolation none"):
             prepare_script(sample_study(), project, level, lambda: None)
 
 

@@ -16,7 +16,9 @@ def test_the_look_is_off_the_budget() -> None:
 
 
 def test_a_look_that_took_all_of_it_is_named_with_the_budget_that_was_given() -> None:
-    with pytest.raises(BudgetError, match=r"budget of 45 s is too short: looking at the script took 61 s.*--budget"):
+    with pytest.raises(
+        BudgetError, match=r"budget of 45 s is too short: the inspection of the script took 61 s.*--budget"
+    ):
         budget_left_s(45.0, 61.0)
 
 

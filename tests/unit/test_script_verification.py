@@ -71,7 +71,7 @@ def test_an_unchanged_script_without_a_finite_loss_is_not_laid_on_the_changed_on
     ("said", "last"),
     [
         ("Traceback\nValueError: no batch\n\nsteptune: not changed: num_threads.\n", "ValueError: no batch"),
-        ("steptune: no change in this process\n", "steptune: no change in this process"),
+        ("steptune: nothing was changed\n", "steptune: nothing was changed"),
         ("\n", ""),
     ],
 )

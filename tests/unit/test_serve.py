@@ -55,7 +55,7 @@ class TestPlainHttp:
     @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7"])
     def test_at_an_address_that_others_reach_is_warned_of(self, tmp_path: Path, capsys, host: str) -> None:
         said = self.said(tmp_path, capsys, host=host)
-        assert f"warning: others reach {host}, and tokens travel as plain text" in said
+        assert f"warning: other machines can reach {host}, and http sends tokens as plain text" in said
         assert "STEPTUNE_PUBLIC_URL" in said
 
     @pytest.mark.parametrize(

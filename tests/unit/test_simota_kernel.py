@@ -130,9 +130,9 @@ def test_without_candidates_or_boxes_nothing_is_assigned(candidates: int, boxes:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"objectness_bm": torch.zeros(1, 20000)}, "at most 16384 for candidates of an image, not 20000"),
-        ({"labels_bg": torch.zeros(1, 2000, dtype=torch.int64)}, "at most 1024 for boxes of an image, not 2000"),
-        ({"top": 50}, "at most 32 for top of an image, not 50"),
+        ({"objectness_bm": torch.zeros(1, 20000)}, "at most 16384 candidates per image, got 20000"),
+        ({"labels_bg": torch.zeros(1, 2000, dtype=torch.int64)}, "at most 1024 boxes per image, got 2000"),
+        ({"top": 50}, "at most 32 top per image, got 50"),
     ],
 )
 def test_sizes_beyond_the_kernel_are_refused_with_the_limit(changed: dict, reason: str) -> None:

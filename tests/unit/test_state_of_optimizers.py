@@ -56,6 +56,6 @@ def test_a_guarded_loop_restarts_with_the_state_that_it_began_with(tmp_path: Pat
 
 def test_a_state_that_cannot_be_made_again_is_refused() -> None:
     optimizer = EagerAdagrad(torch.nn.Linear(3, 2).parameters())
-    with pytest.raises(CaptureError, match="'sum' to parameters when it is made"):
+    with pytest.raises(CaptureError, match="'sum' in its constructor"):
         initial_state(optimizer)
     assert all("sum" in state for state in optimizer.state.values())

@@ -94,7 +94,7 @@ class TestTable:
 
     def test_parquet_without_its_library_names_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(trial_table, "has_parquet", lambda: False)
-        with pytest.raises(MissingDependencyError, match=r"steptune\[parquet\], or take csv"):
+        with pytest.raises(MissingDependencyError, match=r"steptune\[parquet\], or export csv"):
             trial_table.as_parquet(TRIALS)
 
 

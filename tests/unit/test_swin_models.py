@@ -98,9 +98,10 @@ def test_a_model_with_the_kernel_is_one_graph(name):
 def test_a_model_without_the_pattern_is_refused_in_words():
     refused = refusals(torch.nn.Linear(2, 2), DEVICE)[NAME]
     assert refused == (
-        "the model has nothing that it computes (Swin's shifted-window attention, of timm, torchvision or transformers)"
+        "the model contains no part that this kernel computes "
+        "(Swin's shifted-window attention from timm, torchvision or transformers)"
     )
-    with pytest.raises(ValueError, match="window_attention: the model has nothing"):
+    with pytest.raises(ValueError, match="window_attention: the model contains no part"):
         use_kernel(torch.nn.Linear(2, 2), NAME)
 
 
@@ -110,7 +111,7 @@ def test_a_layer_that_the_kernel_cannot_compute_is_refused_in_words():
     for module in model.modules():
         if type(module).__name__ == "SwinAttention":
             module.register_forward_hook(lambda *_: None)
-    assert refusals(model, DEVICE)[NAME] == "hooks watch the calls of a module that the kernel goes around"
+    assert refusals(model, DEVICE)[NAME] == "hooks are attached to a module that the kernel bypasses"
 
 
 @pytest.mark.skipif(ON_DEVICE, reason="the device runs it")

@@ -67,12 +67,15 @@ def without_scripts(page):
 @pytest.mark.parametrize(
     ("step_ns", "said"),
     [
-        ({DATA: 60, MATMUL: 40}, "limited by input: for 60 % of it the device waits for data"),
-        ({HOST: 60, MATMUL: 40}, "limited by the host: for 60 % of it"),
-        ({"communication": 30, MATMUL: 70}, "limited by communication: 30 % of it"),
-        ({"queued": 30, MATMUL: 70}, "limited by synchronisation: for 30 % of it"),
-        ({"optimizer": 40, MATMUL: 60}, "limited by the optimizer: 40 % of it"),
-        ({DATA: 10, MATMUL: 90}, "limited by compute, 90 % of it"),
+        ({DATA: 60, MATMUL: 40}, "limited by input: the device waits for data for 60 % of the step"),
+        ({HOST: 60, MATMUL: 40}, "limited by the host: the device waits for launches for 60 % of the step"),
+        ({"communication": 30, MATMUL: 70}, "limited by communication, exposed for 30 % of the step"),
+        (
+            {"queued": 30, MATMUL: 70},
+            "limited by synchronisation: work waits for other work, or for the host, for 30 % of the step",
+        ),
+        ({"optimizer": 40, MATMUL: 60}, "limited by the optimizer: 40 % of the step"),
+        ({DATA: 10, MATMUL: 90}, "limited by compute: 90 % of the step"),
     ],
 )
 def test_the_headline_says_what_limits_the_step(step_ns, said):
@@ -98,8 +101,8 @@ def test_of_several_devices_of_a_process_the_headline_speaks_of_the_one_that_com
     breakdowns = (make_breakdown([{HOST: 90, MATMUL: 10}]), make_breakdown([{MATMUL: 100}], device="cuda:1"))
     rank = replace(make_rank(breakdowns[0]), breakdowns=breakdowns)
     headline = get_trace_headline(make_analysis(rank))
-    assert "limited by compute, 100 % of it" in headline.title
-    assert headline.what.endswith("figures: of its process's devices the one that computes most, cuda:1")
+    assert "limited by compute: 100 % of the step" in headline.title
+    assert headline.what.endswith("figures: the busiest device of each process (cuda:1)")
     assert mean_step_ns(make_analysis(rank)) == {MATMUL: 100}
     assert "figures" not in get_trace_headline(of_steps({MATMUL: 1})).what
 
@@ -114,7 +117,7 @@ def test_what_is_bad_of_another_device_is_said_but_takes_no_verdict():
 def test_several_problems_of_a_capture_are_one_finding_with_the_advice_for_each():
     bad = [replace(FINDING, rule="bad_capture", bound=0.0, advice=advice) for advice in ("one", "two", "one")]
     [found] = get_findings_info(replace(of_steps({MATMUL: 1}, quality=BAD), findings=tuple(bad)))
-    assert (found.message, found.advice) == ("no verdict until there is a better capture", "one; two")
+    assert (found.message, found.advice) == ("no verdict without a better capture", "one; two")
 
 
 def test_a_step_that_waits_for_a_late_rank_is_not_limited_by_the_network():
@@ -125,9 +128,9 @@ def test_a_step_that_waits_for_a_late_rank_is_not_limited_by_the_network():
     waits = tuple(RankWait(rank=n, wait_ns=50 - 50 * n, late_share=n, exposed_ns=50 - 50 * n) for n in range(2))
     analysis = make_analysis(*ranks, waits=waits)
     assert get_late_ns(analysis) == 25
-    assert "for 25 % of it ranks wait for a late one, mostly rank 1" in get_trace_headline(analysis).title
+    assert "waiting for them takes 25 % of the step, mostly for rank 1" in get_trace_headline(analysis).title
     fair = make_analysis(*ranks, waits=tuple(replace(wait, exposed_ns=0) for wait in waits))
-    assert "limited by communication: 30 % of it" in get_trace_headline(fair).title
+    assert "limited by communication, exposed for 30 % of the step" in get_trace_headline(fair).title
 
 
 def test_advice_begins_with_what_the_headline_names():
@@ -245,7 +248,7 @@ def test_memory_is_shown_by_class_of_tensor(looped):
         ("temporary", [0, 0, 1]),
     ]
     said = get_memory_classes(memory)
-    assert said == "cuda:0 at its peak, 3.00 MiB: activations 2.00 MiB, parameters 1.00 MiB"
+    assert said == "peak memory of cuda:0, 3.00 MiB: activations 2.00 MiB, parameters 1.00 MiB"
 
 
 def test_process_groups_of_one_kind_are_one_row():

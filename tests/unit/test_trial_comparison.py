@@ -107,7 +107,7 @@ def test_other_hardware_and_other_versions_are_named():
     assert said.startswith("different hardware: ")
     newer = replace(one, hardware=replace(sample_hardware("cuda"), versions={**one.hardware.versions, "torch": "9.9"}))
     [said] = different_hardware(one, newer)
-    assert said.startswith("different machines of one kind: torch ")
+    assert said.startswith("different machines of the same kind: torch ")
     assert said.endswith("9.9")
 
 
@@ -132,5 +132,5 @@ def test_modules_of_kept_analyses_are_compared_with_the_cause(kept: tuple[bool, 
     }
     found = compared((study, trials[0]), (study, trials[1]), None, analysis_of=analyses.get, top=10)
     causes = [(one.name, one.before_ns, one.after_ns, one.cause) for one in found.modules]
-    expected = ("Net_0.Linear_0", 500, 200, "multiplies in bfloat16 instead of float")
+    expected = ("Net_0.Linear_0", 500, 200, "computes matmuls in bfloat16 instead of float")
     assert causes == ([expected] if all(kept) else [])

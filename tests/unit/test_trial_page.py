@@ -137,7 +137,7 @@ def test_more_events_than_a_file_has_room_for_are_merged_and_it_says_so(tmp_path
     timeline = get_timeline_info(looped(tmp_path), max_cells=12)
     assert timeline.merged
     assert max(max(lane.count) for lane in held_by(timeline).lanes) > 1
-    assert "too many events for one file" in text_of(render_page(timeline, tmp_path))
+    assert "one file cannot hold all events" in text_of(render_page(timeline, tmp_path))
 
 
 def render_page(timeline, tmp_path):
@@ -160,7 +160,7 @@ def test_no_timeline_of_no_lanes(tmp_path):
     analysis = looped(tmp_path)
     assert get_timeline_info(replace(analysis, ranks=(replace(analysis.ranks[0], lanes=()),))) is None
     result = sample_result(breakdowns=analysis.ranks[0].breakdowns)
-    assert "No timeline was kept" in render_profile(result, analysis)
+    assert "This profile has no timeline" in render_profile(result, analysis)
 
 
 def test_gaps_lead_to_their_remedy_and_remedies_to_their_gap(tmp_path):
@@ -354,14 +354,14 @@ def test_a_run_on_a_busy_machine_states_no_estimate():
     )
     headline = get_trial_headline(trial_with(busy), SampleUnit.SAMPLE, [decision])
     assert "14.3" not in str(headline)
-    assert fact(headline, "Search estimate").note == "others used 43 % of the cores meanwhile"
+    assert fact(headline, "Search estimate").note == "other programs used 43 % of the cores"
 
 
 def test_a_failed_trial_says_what_went_wrong_and_where():
     failure = Failure(kind=FailureKind.OUT_OF_MEMORY, phase=Phase.WARM_UP, message="needs 9 GiB", rank=3, signal=9)
     headline = headline_of(failed_result(failure=failure))
-    assert (headline.tone, headline.title) == ("warning", "Out of memory while it warmed up")
-    for said in ("needs 9 GiB", "rank 3", "signal 9"):
+    assert (headline.tone, headline.title) == ("warning", "Out of memory during the warm-up")
+    for said in ("needs 9 GiB", "rank 3", "Signal 9"):
         assert said in headline.sentence
 
 
@@ -369,7 +369,7 @@ def test_runs_before_the_last_one_are_listed_with_how_they_ended():
     failure = Failure(kind=FailureKind.CRASH, phase=Phase.MEASURE, message="killed by SIGKILL", signal=9)
     attempt = Attempt(failure=failure, began_at=sample_trial().started_at, duration_ns=1)
     (fact,) = [f for f in headline_of(sample_result(repeated=(attempt,))).facts if f.name == "Repeated"]
-    assert (fact.value, fact.note) == ("1 earlier run", "killed by SIGKILL (while it was measured)")
+    assert (fact.value, fact.note) == ("1 earlier run", "killed by SIGKILL (during the measurement)")
 
 
 def test_a_rejected_trial_has_no_rate_in_its_headline():
@@ -427,16 +427,19 @@ def test_the_traces_of_all_ranks_are_offered(tmp_path):
     result = sample_result(breakdowns=analysis.ranks[0].breakdowns)
     kept = {"trace": MIB, **{f"trace.{rank}": MIB for rank in (10, 1, 2)}}
     page = page_of(trial_with(result), analysis=analysis, files=kept)
-    assert "Of further ranks: rank 1 , rank 2 , rank 10" in text_of(page)
+    assert "Traces of further ranks: rank 1 , rank 2 , rank 10" in text_of(page)
     assert "/trace?rank=10" in page
 
 
 @pytest.mark.parametrize(
     ("trial", "said"),
     [
-        (trial_with(failed_result(breakdowns=(), profile=None)), "It has no profile: it ended before it was profiled."),
-        (replace(sample_trial(), state=TrialState.RUNNING, result=None), "It has no profile yet."),
-        (replace(sample_trial(), state=TrialState.LOST, result=None), "It has no profile."),
+        (
+            trial_with(failed_result(breakdowns=(), profile=None)),
+            "The trial has no profile: it ended before profiling.",
+        ),
+        (replace(sample_trial(), state=TrialState.RUNNING, result=None), "The trial has no profile yet."),
+        (replace(sample_trial(), state=TrialState.LOST, result=None), "The trial has no profile."),
         (
             trial_with(
                 sample_result(breakdowns=(), profile=None, findings=(), purpose=Purpose.REPLICATE),
@@ -457,7 +460,7 @@ def test_a_failed_trial_shows_its_traceback():
         kind=FailureKind.WORKLOAD_ERROR, phase=Phase.BUILD, message="no photos", traceback="File x.py, line 3"
     )
     said = text_of(page_of(trial_with(failed_result(failure=failure)), files={"log": 3}))
-    for part in ("no photos", "File x.py, line 3", "while it was built"):
+    for part in ("no photos", "File x.py, line 3", "during the build"):
         assert part in said
 
 
@@ -467,7 +470,7 @@ def test_a_cpu_trial_says_what_a_cpu_has_not():
     )
     said = text_of(page_of(trial_with(result)))
     assert "A CPU has no launch queue" in said
-    assert "Nothing: there is one rank." in said
+    assert "No communication: there is one rank." in said
 
 
 def test_inside_a_file_nothing_links_to_the_service(tmp_path):
@@ -507,19 +510,25 @@ class TestCompilation:
         ]
         assert rows[1].place == "forward (/home/me/train.py, line 12)"
         page = text_of(page_of(trial_with(sample_result())))
-        for text in ("call to print", "layer == 3", "mutated inputs", "given up 1 times", "4 after the warm-up"):
+        for text in (
+            "call to print",
+            "layer == 3",
+            "mutated inputs",
+            "compilation given up 1 time",
+            "4 compiled after the warm-up",
+        ):
             assert text in page
 
     def test_nothing_is_said_of_a_trial_that_compiled_nothing(self):
         assert get_compilation_info(None) == []
         page = page_of(trial_with(sample_result(compilation=None)))
-        assert "What was compiled" not in page
+        assert "Compilation: " not in page
 
     def test_a_clean_compilation_says_so(self):
         compilation = Compilation(num_graphs=1, seconds=3.0)
         page = page_of(trial_with(sample_result(compilation=compilation)))
-        assert f"1 graph, no graph break, 0 compiled again, {units.duration(3.0)} of compilation" in page
-        assert "no graph was broken" in page
+        assert f"1 graph, no graph break, 0 recompilations, {units.duration(3.0)} of compilation" in page
+        assert "no recompilation and no graph break" in page
 
 
 # --- the state of the device ---------------------------------------------------------------------
@@ -533,7 +542,7 @@ def device_fact(result):
 def test_the_device_s_state_is_that_of_the_last_window_with_what_held_it_down():
     fact = device_fact(sample_result(windows=(sample_window(0, device=sample_reading()),), unmeasured=()))
     assert fact.value == "1755 MHz, 650 W, 61 °C"
-    assert fact.note == "held down by: power cap"
+    assert fact.note == "clock limited by: power cap"
 
 
 def test_what_could_not_be_read_of_a_device_is_said():
@@ -547,7 +556,7 @@ def test_a_trial_without_a_device_says_nothing_of_one():
 
 
 def test_a_trial_whose_windows_are_all_void_says_why():
-    window = sample_window(0, void="the device was slowed down from heat for 30% of the window (at 88 °C)")
+    window = sample_window(0, void="the device was slowed down by heat for 30% of the window (at 88 °C)")
     headline = get_trial_headline(trial_with(sample_result(windows=(window,))), SampleUnit.SAMPLE)
     assert headline.title == "Not measured: no window counts"
-    assert headline.sentence.endswith("because the device was slowed down from heat for 30% of the window (at 88 °C).")
+    assert headline.sentence.endswith("because the device was slowed down by heat for 30% of the window (at 88 °C).")

@@ -67,15 +67,15 @@ class TestDeclaring:
             ({"chunk": "abc"}, {"chunk": "a"}, "is 'abc': it must be a tuple of values"),
             ({"chunk": (1, [2])}, {"chunk": 1}, r"has the value \[2\]: values must be finite numbers"),
             ({"chunk": (1.0, float("inf"))}, {"chunk": 1.0}, "has the value inf"),
-            ({"chunk": (2,)}, {"chunk": 2}, "has no value beside today's, 2"),
-            ({"chunk": ()}, {"chunk": 2}, "has no value beside today's, 2"),
+            ({"chunk": (2,)}, {"chunk": 2}, "has no value other than today's, 2"),
+            ({"chunk": ()}, {"chunk": 2}, "has no value other than today's, 2"),
             ({"chunk": range(100)}, {"chunk": 2}, "has 100 values: name at most 64"),
-            ({"chunk": (1, 2)}, {}, "Mine.chunk does not exist: set it to what you run today"),
-            ({"chunk": (1, 2)}, {"chunk": [1]}, r"which is \[1\] today: a knob is a finite number"),
-            ({"chunk": (1, 2)}, {"chunk": property(lambda self: 1)}, "a property: a knob is a plain attribute"),
+            ({"chunk": (1, 2)}, {}, "Mine.chunk does not exist: set it to the value that you use today"),
+            ({"chunk": (1, 2)}, {"chunk": [1]}, r"which is \[1\] today: a knob must be a finite number"),
+            ({"chunk": (1, 2)}, {"chunk": property(lambda self: 1)}, "a property: a knob must be a plain attribute"),
             ({"global_batch": (8, 16)}, {}, "which every workload has"),
-            ({"_chunk": (1, 2)}, {"_chunk": 1}, "a name that begins with a letter"),
-            ({3: (1, 2)}, {}, "names 3: a knob is an attribute"),
+            ({"_chunk": (1, 2)}, {"_chunk": 1}, "whose name begins with a letter"),
+            ({3: (1, 2)}, {}, "names 3: a knob must be an attribute"),
         ],
     )
     def test_what_is_none_is_refused_in_words(self, knobs, attributes, complaint):
@@ -83,7 +83,7 @@ class TestDeclaring:
             validate(declared(knobs, **attributes))
 
     def test_one_name_is_not_in_both(self):
-        with pytest.raises(WorkloadRejectedError, match="names 'chunk', which knobs names already"):
+        with pytest.raises(WorkloadRejectedError, match="names 'chunk', which knobs also names"):
             validate(declared({"chunk": (1, 2)}, {"chunk": (1, 2)}, chunk=1))
 
     def test_facts_of_it_survive_storing(self):
@@ -112,7 +112,7 @@ class TestChoices:
     def test_an_unknown_one_is_refused_once_the_workload_is_known(self):
         with pytest.raises(ChoiceError, match=r"no strategy 'knobs.chunks': did you mean 'knobs.chunk'"):
             space(only=("knobs.chunks",))
-        with pytest.raises(ChoiceError, match="the workload names none"):
+        with pytest.raises(ChoiceError, match="the workload defines none"):
             Space(sample_environment("cpu"), sample_facts(current={}), StudySettings(only=("knobs",)))
 
     def test_today_is_the_baseline(self):
@@ -182,5 +182,5 @@ class TestTakingItAlong:
         assert (job.workload.chunk, job.workload.kind) == (4, "a")
 
     def test_apply_refuses_a_workload_without_it(self):
-        with pytest.raises(RecommendationError, match=r"sets chunk to 4, which Line does not name"):
+        with pytest.raises(RecommendationError, match=r"sets chunk to 4, but Line does not list chunk in knobs"):
             apply(recommended(), Line(), device="cpu")

@@ -38,7 +38,7 @@ def test_where_the_script_is_not_here_it_says_so(tmp_path: Path) -> None:
     recommendation = recommended(tmp_path, SCRIPT, data_loading=WORKERS)
     (tmp_path / "train.py").unlink()
     line, *_ = get_uses(recommendation)
-    assert "There is no diff here" in line.note
+    assert "No diff is available" in line.note
     assert "train.py cannot be read" in line.note
 
 

@@ -10,7 +10,7 @@ from steptune.service.cli.watch import follow_to_its_end
 from steptune.tuner.records import StudyState
 
 
-@pytest.mark.parametrize("waits_for", ["", "hosts of the cluster, which go first to a study over 2 hosts"])
+@pytest.mark.parametrize("waits_for", ["", "hosts of the cluster, which are kept free for a study over 2 hosts"])
 def test_a_study_that_waits_says_for_what_before_anything_happens(
     capsys: pytest.CaptureFixture[str], waits_for: str
 ) -> None:

@@ -85,9 +85,9 @@ class TestDropout:
 @pytest.mark.parametrize(
     ("channels", "heads", "rows", "reason"),
     [
-        (96, 5, 7, "needs heads of 16, 32, 64, 128 channels; this layer has 96 in 5 heads"),
-        (24, 1, 7, "this layer has 24 in 1 heads"),
-        (32, 1, 24, "needs windows of at most 256 tokens; this layer's have 576"),
+        (96, 5, 7, "requires heads of 16, 32, 64, 128 channels; this layer has 96 channels in 5 heads"),
+        (24, 1, 7, "this layer has 24 channels in 1 heads"),
+        (32, 1, 24, "requires windows of at most 256 tokens; this layer's windows have 576"),
     ],
 )
 def test_a_layer_that_it_cannot_run_is_refused(channels: int, heads: int, rows: int, reason: str) -> None:
@@ -99,7 +99,7 @@ def test_a_layer_that_it_cannot_run_is_refused(channels: int, heads: int, rows: 
 
 
 def test_a_shift_as_large_as_the_window_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"the shift of rows must be in \[0, 7\), not 7"):
+    with pytest.raises(ValueError, match=r"the shift of rows must be in \[0, 7\), got 7"):
         Geometry(rows=7, columns=7, shift_rows=7)
 
 

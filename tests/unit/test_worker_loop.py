@@ -118,7 +118,7 @@ class TestFailing:
         site.work(failing(error))
         entry = site.queue.entry("study")
         assert (entry.state, entry.num_claims) == (StudyState.FAILED, 3)
-        assert "given up after 3 workers" in entry.message
+        assert "because 3 workers in a row died" in entry.message
         assert site.pauses_s == [2, 4]
 
     def test_a_success_ends_the_pauses(self, site: Site) -> None:
@@ -150,7 +150,7 @@ class TestFailing:
             if claim.lease.study_id == "killer":
                 if len(begun) == 3:
                     submitted(site.queue, "late", users[1])
-                raise RunnerError("the trial server ended with status -9")
+                raise RunnerError("the trial server exited with status -9")
             return StudyState.COMPLETED
 
         submitted(site.queue, "killer", users[0])

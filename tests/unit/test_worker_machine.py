@@ -53,7 +53,7 @@ def test_gpus_are_offered_in_the_order_in_which_they_are_visible(monkeypatch, vi
 
 @pytest.mark.parametrize("visible", ["GPU-cccc", "GPU-aa", "MIG-aaaa", "0,,1", "gpu"])
 def test_what_is_no_whole_gpu_is_refused_by_its_name(monkeypatch, visible) -> None:
-    with pytest.raises(ChoiceError, match=r"no GPU here .* name whole GPUs by number or UUID"):
+    with pytest.raises(ChoiceError, match=r"not a GPU .* name whole GPUs by number or UUID"):
         offered(monkeypatch, visible)
 
 

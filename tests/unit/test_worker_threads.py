@@ -41,7 +41,7 @@ def test_a_binding_is_seen_where_the_threads_have_cores_of_their_own(way: str) -
     assert (found["bind"], found["threads"]) == (way, 2)
     effect = THREADS.took_effect(found, choice)
     assert effect.took
-    assert effect.detail == "an operator ran on 2 threads on 2 cores of their own"
+    assert effect.detail == "operators ran on 2 threads bound to 2 separate cores"
 
 
 def test_a_variable_that_came_too_late_binds_nothing() -> None:

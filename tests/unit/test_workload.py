@@ -296,7 +296,7 @@ class TestLooking:
         ("dataset", "message"),
         [
             (7, "returned int, which has neither __getitem__ nor __iter__"),
-            (Empty(), "the iterable dataset yields nothing"),
+            (Empty(), "the iterable dataset yields no samples"),
             (
                 type("Endless", (), {"__getitem__": lambda self, i: i})(),
                 "but no __len__: a map-style dataset needs both",
@@ -325,7 +325,7 @@ class TestChecking:
     @pytest.mark.parametrize(
         ("name", "fields", "message"),
         [
-            ("Line", {"num_ranks": 3}, "cannot be split over 3 ranks"),
+            ("Line", {"num_ranks": 3}, "cannot be split evenly over 3 ranks"),
             ("UnknownStrategy", {}, "no strategy 'warp_drive'"),
             ("Lnie", {}, r"has no class Lnie: did you mean 'Line'"),
         ],

@@ -199,7 +199,7 @@ class TestLoading:
         ("name", "error", "message"),
         [
             ("Absent", WorkloadNotFoundError, "has no class Absent: its classes are Base, First, Second"),
-            ("NUMBER", WorkloadRejectedError, "is 3: name a class or a function"),
+            ("NUMBER", WorkloadRejectedError, "is 3: give the name of a class or a function"),
             ("NoWorkload", WorkloadRejectedError, "NoWorkload is not a workload: subclass steptune.Workload"),
             (
                 "First?colour=1",

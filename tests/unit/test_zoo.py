@@ -255,5 +255,5 @@ class TestTimm:
 
     def test_an_option_that_the_model_does_not_have_is_named(self) -> None:
         assert load_workload("zoo:timm?name=resnet18&drop_rate=0.1").model() is not None
-        with pytest.raises(WorkloadRejectedError, match=r"refuses its options \(dorp_rate\): .*dorp_rate"):
+        with pytest.raises(WorkloadRejectedError, match=r"rejects its options \(dorp_rate\): .*dorp_rate"):
             load_workload("zoo:timm?name=resnet18&dorp_rate=0.1").model()

@@ -101,7 +101,7 @@ def likely_saved(situation: Situation, today: Reduction, then: Reduction) -> flo
 
 def _fit_error(situation: Situation) -> float:
     topology = situation.environment.topology
-    assert topology is not None, "costs require known links"
+    assert topology is not None, "communication costs require a measured topology"
     links = (topology.inside, topology.between, topology.whole)
     return max(link.fit_residual for link in links if link is not None)
 
@@ -162,7 +162,7 @@ def _bucket_ns(
     widening_ns = num_elements * widening_bytes(formats, exchange) / copy_rate * 1e9
     if exchange.levels == 2 and topology.inside and topology.between:
         ranks_per_host, num_hosts = topology.ranks_per_host, topology.num_hosts
-        assert ranks_per_host is not None, "two levels have as many ranks on every host"
+        assert ranks_per_host is not None, "two levels require the same number of ranks on every host"
         size_bytes = num_elements * element_bytes
         copied_ns = COPIED_PARTS * size_bytes / copy_rate * 1e9
         return (
@@ -193,7 +193,7 @@ def _bucket_ns(
 def _compressing_ns(situation: Situation, exchange: Exchange, sizes: list[float]) -> list[float]:
     """Return the time of the compression itself, for each bucket."""
     method, topology = exchange.compression, situation.environment.topology
-    assert topology is not None, "costs require known links"
+    assert topology is not None, "communication costs require a measured topology"
     if method is None:
         return [0.0] * len(sizes)
     parts = (topology.ranks_per_host or 1) if exchange.levels == 2 else 1

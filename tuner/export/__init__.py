@@ -50,8 +50,8 @@ def why_not_exported(exporter: Exporter, recommendation: Recommendation) -> str 
     """Return the reason why a format cannot hold a recommendation; None where it can."""
     if is_command(recommendation.workload) and not isinstance(exporter, NativeJson):
         return (
-            "the changes of a training script are made at its own lines: the format diff writes them there, and "
-            "steptune.enable reads the format json"
+            "a training script is changed at its own lines: export the format diff, or the format json for "
+            "steptune.enable"
         )
     return exporter.refusal(recommendation)
 

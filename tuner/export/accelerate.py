@@ -34,10 +34,10 @@ from steptune.tuner.strategies.optimizer_implementation.choice import OptimizerI
 from steptune.tuner.strategies.precision.choice import PrecisionSetting
 
 VERSION = "accelerate 1.15.0"
-_IN_CODE = "not a key of the YAML; the accelerate_python export sets it"
+_IN_CODE = "the YAML has no key for it; the accelerate_python export sets it"
 _IN_YAML = "set in the YAML (export accelerate, or accelerate_fsdp1)"
-_NO_ZERO1 = "Accelerate has no ZeRO-1 of its own; export deepspeed"
-_NOWHERE = "Accelerate has no setting for it; steptune.apply runs it"
+_NO_ZERO1 = "Accelerate has ZeRO-1 only through DeepSpeed; export deepspeed"
+_NOWHERE = "Accelerate has no setting for it; use steptune.apply"
 _MIXED = {"bfloat16": "bf16", "float16": "fp16"}
 _MODES = ("default", "reduce-overhead", "max-autotune")
 
@@ -47,8 +47,9 @@ def _precision(choice: Choice, recommendation: Recommendation) -> Said:
     if level == "O1":
         return Said(sections={"": {"mixed_precision": _MIXED[str(dtype)]}})
     reasons = {
-        "O2": "Accelerate has no 16-bit weights with FP32 masters and FP32 normalisation layers; this trains in FP32",
-        "O3": "Accelerate does not cast the model; this trains in FP32",
+        "O2": "Accelerate has no 16-bit weights with FP32 masters and FP32 normalisation layers; this export trains in "
+        "FP32",
+        "O3": "Accelerate does not cast the model; this export trains in FP32",
         "tf32": _IN_CODE,
     }
     missing = {name: reasons[str(level)] for name in ("level", "dtype") if level in reasons}
@@ -60,7 +61,7 @@ def _compile(choice: Choice, recommendation: Recommendation) -> Said:
     if mode is None:
         return Said(sections={"dynamo_config": {"dynamo_backend": "NO"}})
     if mode not in _MODES:
-        reason = f"Accelerate compiles in the modes {', '.join(_MODES)}; this compiles nothing"
+        reason = f"Accelerate compiles only in the modes {', '.join(_MODES)}; this export does not compile"
         return Said(sections={"dynamo_config": {"dynamo_backend": "NO"}}, missing=dict.fromkeys(choice, reason))
     keys: dict[str, Any] = {
         "dynamo_backend": "INDUCTOR",
@@ -70,28 +71,32 @@ def _compile(choice: Choice, recommendation: Recommendation) -> Said:
     }
     differs = {}
     if choice["dynamic"] is None:  # the launcher takes a missing key for False
-        differs["mode"] = "it compiles again for every new shape of a batch (the YAML has no automatic dynamic shapes)"
+        differs["mode"] = "Accelerate recompiles for every new batch shape (the YAML has no automatic dynamic shapes)"
     else:
         keys["dynamo_use_dynamic"] = choice["dynamic"]
     if regional:
-        differs["scope"] = "it also compiles the modules outside the repeated blocks"
+        differs["scope"] = "Accelerate also compiles the modules outside the repeated blocks"
     return Said(sections={"dynamo_config": keys}, differs=differs)
 
 
 def _checkpointing(choice: Choice, recommendation: Recommendation) -> Said:
     every = choice["every"]
     if not sharding_of(recommendation).words.fsdp1:
-        reason = "Accelerate checkpoints under FSDP only; steptune.apply runs it"
+        reason = "Accelerate checkpoints activations only with FSDP; use steptune.apply"
         return Said(missing=dict.fromkeys(("every", "save"), reason))
     if every is None:
         return Said(sections={"fsdp_config": {"fsdp_activation_checkpointing": False}})
     if choice["save"] is not None:
         return Said(
-            missing=dict.fromkeys(("every", "save"), "Accelerate recomputes whole blocks; this recomputes none")
+            missing=dict.fromkeys(
+                ("every", "save"), "Accelerate recomputes only whole blocks; this export recomputes none"
+            )
         )
     if every == 1:
         return Said(sections={"fsdp_config": {"fsdp_activation_checkpointing": True}})
-    return Said(missing={"every": "FSDP in Accelerate checkpoints all of its blocks or none; this checkpoints none"})
+    return Said(
+        missing={"every": "FSDP in Accelerate checkpoints all of its blocks or none; this export checkpoints none"}
+    )
 
 
 def _fsdp1(recommendation: Recommendation) -> Said:
@@ -227,7 +232,7 @@ class _Yaml(TranslatingExporter):
         if threads_lost(recommendation):
             found.append("threads: accelerate launch sets OMP_NUM_THREADS; the accelerate_python export undoes that")
         if recommendation.num_ranks > 1 and recommendation.hardware.device_kind == "cpu":
-            found.append("ranks: accelerate launch starts several processes on CPUs through mpirun only; use torchrun")
+            found.append("ranks: on CPUs, accelerate launch starts several processes only through mpirun; use torchrun")
         return tuple(found)
 
     def _missing(self, strategy: str, settings: Any, recommendation: Recommendation) -> Mapping[str, str]:
@@ -250,7 +255,7 @@ class AccelerateYaml(_Yaml):
     """Exporter of the YAML for `accelerate launch`, with FSDP2 where the model is sharded."""
 
     name = "accelerate"
-    summary = "the configuration of accelerate launch (FSDP2 where the model is sharded)"
+    summary = "the configuration for accelerate launch (FSDP2 where the model is sharded)"
     usage = "accelerate launch --config_file accelerate.yaml train.py, with accelerate_settings.py in train.py"
 
     def file_name(self, recommendation: Recommendation) -> str:
@@ -262,13 +267,13 @@ class AccelerateYaml(_Yaml):
     def refusal(self, recommendation: Recommendation) -> str | None:
         mode = sharding_of(recommendation).mode
         if mode == "hybrid":
-            return "hybrid sharding needs the sizes of both groups in FSDP2; export accelerate_fsdp1, which has it"
+            return "hybrid sharding with FSDP2 requires the sizes of both groups; export accelerate_fsdp1 instead"
         return _NO_ZERO1 if mode == "zero1" else None
 
 
 class AccelerateFsdp1Yaml(_Yaml):
     name = "accelerate_fsdp1"
-    summary = "the configuration of accelerate launch with FSDP1"
+    summary = "the configuration for accelerate launch with FSDP1"
     usage = "accelerate launch --config_file accelerate_fsdp1.yaml train.py, with accelerate_settings.py in train.py"
 
     def file_name(self, recommendation: Recommendation) -> str:
@@ -313,14 +318,14 @@ def _code_precision(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 _OWN_THREADS = """
-# accelerate launch sets this; it was measured with the number of threads that torch chooses.
+# accelerate launch sets this variable; the settings were measured with torch's own number of threads.
 os.environ.pop("OMP_NUM_THREADS", None)
 """
 
 
 class AccelerateCode(TranslatingExporter):
     name = "accelerate_python"
-    summary = "what an Accelerate script sets in code, beside the YAML"
+    summary = "the settings that an Accelerate script makes in code, in addition to the YAML"
     version = VERSION
     usage = (
         "In train.py, first: from accelerate_settings import ACCELERATOR, DATALOADER, OPTIMIZER, "

@@ -125,12 +125,12 @@ def _check_workload(recommendation: Recommendation, workload: Workload, num_rank
     if workload.global_batch != recommendation.global_batch:
         raise RecommendationError(
             f"{name}.global_batch is {workload.global_batch}, but {recommendation.workload} was tuned with "
-            f"{recommendation.global_batch}: set it to that, or tune {name} as it is"
+            f"{recommendation.global_batch}: set it to {recommendation.global_batch}, or tune {name} with its own value"
         )
     if workload.global_batch % num_ranks:
         raise RecommendationError(
-            f"{name}.global_batch is {workload.global_batch}, which cannot be split over {num_ranks} ranks: "
-            "start a number of ranks that divides it"
+            f"{name}.global_batch must be divisible by the number of ranks, got {workload.global_batch} for "
+            f"{num_ranks} ranks: start a number of ranks that divides it"
         )
 
 
@@ -160,8 +160,9 @@ def _check_choice(name: str, choice: Choice, strategies: Sequence[Strategy], wor
     """Refuse a choice that this version or the workload does not have."""
     if is_knob(name) and name not in [strategy.name for strategy in strategies]:
         raise RecommendationError(
-            f"the recommendation sets {name.removeprefix(PREFIX)} to {choice.get('value')!r}, which "
-            f"{type(workload).__name__} does not name in knobs or recipe_knobs: apply it to the workload that was tuned"
+            f"the recommendation sets {name.removeprefix(PREFIX)} to {choice.get('value')!r}, but "
+            f"{type(workload).__name__} does not list {name.removeprefix(PREFIX)} in knobs or recipe_knobs: apply the "
+            "recommendation to the workload that was tuned"
         )
     strategy_named(name, strategies).check(choice)
 
@@ -173,8 +174,8 @@ def _check_machine(measured: HardwareProfile, kind: str) -> None:
     differences = _differences(measured, here)
     if differences:
         warnings.warn(
-            f"the recommendation was measured elsewhere: {'; '.join(differences)}. What it gains here is not known: "
-            "tune on this machine to find out",
+            f"the recommendation was measured elsewhere: {'; '.join(differences)}. Its gain here is unknown: "
+            "tune on this machine to measure it",
             UserWarning,
             stacklevel=3,
         )
@@ -241,7 +242,7 @@ def _device(wanted: str | torch.device | None, measured: HardwareProfile, num_ra
     if wanted is None and measured.device_kind != "cpu" and default_device() != measured.device_kind:
         raise RecommendationError(
             f"the recommendation was measured on {measured.label}, and torch sees no {measured.device_kind} device "
-            'here: train there, or pass device="cpu" to train here all the same'
+            'here: train there, or pass device="cpu" to train on the CPU anyway'
         )
     name = str(measured.device_kind if wanted is None else wanted)
     if not name.startswith("cuda"):
@@ -262,7 +263,7 @@ def _settle(workload: Workload, directory: str | Path | None, choices: Mapping[s
         if needs and workload.directory == Workload.directory:
             reason = f"{type(workload).__name__} prepares files" if prepares else "the recommended cache is on disk"
             raise RecommendationError(
-                f"{reason}, but its directory is not set: pass directory=... to steptune.apply, a folder for this "
+                f"{reason}, but no directory is set: pass directory=... to steptune.apply, a folder for this "
                 "workload alone"
             )
         return

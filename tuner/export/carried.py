@@ -36,11 +36,11 @@ def carried(
     parts = {part.strategy: part for part in recommendation.parts}
     left_out = [name for name in lost if name in parts]
     differing = [name for name in otherwise if name in parts and name not in left_out]
-    apart = f", {', '.join(differing)} otherwise than measured" if differing else ""
+    apart = f", {', '.join(differing)} applied differently from the measured run" if differing else ""
     if not left_out:
         return f"{whole}{apart}"
     if len(left_out) == len(parts):
-        return f"carries nothing of the gain of {ratio(gain)}; {way} carries all"
+        return f"carries none of the gain of {ratio(gain)}; {way} carries all"
     found = [contribution_of(recommendation, parts[name]) for name in left_out]
     known_product = math.prod(known.ratio for known in found if known is not None)
     told = {name: contribution_told(recommendation, parts[name]) for name in left_out}

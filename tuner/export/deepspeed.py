@@ -19,7 +19,7 @@ from steptune.tuner.strategies.micro_batch.choice import MicroBatchSetting
 from steptune.tuner.strategies.optimizer_implementation.choice import OptimizerImplementationSetting
 from steptune.tuner.strategies.precision.choice import PrecisionSetting
 
-_IN_CODE = "no key of the JSON: your script sets it"
+_IN_CODE = "the JSON has no key for it; set it in your script"
 
 
 def _precision(choice: Choice, recommendation: Recommendation) -> Said:
@@ -29,12 +29,12 @@ def _precision(choice: Choice, recommendation: Recommendation) -> Said:
     level, dtype = choice["level"], choice["dtype"]
     if level == "O1":
         sections = {"torch_autocast": {"enabled": True, "dtype": dtype}}
-        reason = "DeepSpeed reduces the gradients of Linear and convolutions in 16 bits then"
+        reason = "DeepSpeed then reduces the gradients of linear and convolution layers in 16 bits"
         return Said(sections=sections, missing={"level": reason} if recommendation.num_ranks > 1 else {})
     reasons = {
         "tf32": _IN_CODE,
-        "O2": "DeepSpeed casts normalisation layers too; this trains in FP32",
-        "O3": "DeepSpeed keeps FP32 masters of 16-bit weights; this trains in FP32",
+        "O2": "DeepSpeed also casts normalisation layers; this export trains in FP32",
+        "O3": "DeepSpeed keeps FP32 masters of 16-bit weights; this export trains in FP32",
     }
     return Said(missing=dict.fromkeys(choice, reasons[str(level)]) if level in reasons else {})
 
@@ -56,13 +56,15 @@ def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
     sharding = sharding_of(recommendation)
     stage = sharding.words.zero_stage
     if stage is None:
-        return Said(missing=dict.fromkeys(choice, "ZeRO has no such mode; this shards nothing"))
+        return Said(missing=dict.fromkeys(choice, "ZeRO has no such mode; this export does not shard"))
     zero: dict[str, Any] = {"stage": stage}
-    missing = sharding.unsaid("ZeRO prefetches by size, not by place")
+    missing = sharding.unsaid("ZeRO limits prefetching by size, not by number of units")
     if stage == 3:
-        missing |= dict.fromkeys(("wrap", "min_num_params"), "ZeRO-3 gathers module by module, whatever is wrapped")
+        missing |= dict.fromkeys(
+            ("wrap", "min_num_params"), "ZeRO-3 gathers each module separately, whatever is wrapped"
+        )
     if stage == 2:
-        missing |= dict.fromkeys(("wrap", "min_num_params"), "ZeRO-2 keeps parameters whole, and gathers nothing")
+        missing |= dict.fromkeys(("wrap", "min_num_params"), "ZeRO-2 does not shard parameters, so it gathers nothing")
     if stage == 3 and not sharding.reshard:
         missing["reshard"] = "ZeRO-3 frees parameters after the forward pass"
     if sharding.cpu_offload:
@@ -70,7 +72,7 @@ def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
         if stage == 3:
             zero["offload_param"] = {"device": "cpu"}
         else:
-            missing["cpu_offload"] = "below stage 3 ZeRO offloads the optimizer only"
+            missing["cpu_offload"] = "below stage 3, ZeRO offloads only the optimizer"
     return Said(sections={"zero_optimization": zero}, missing=missing)
 
 
@@ -92,7 +94,7 @@ class DeepSpeedJson(TranslatingExporter):
     summary = "the configuration of DeepSpeed"
     version = "deepspeed 0.19.8"
     usage = 'deepspeed.initialize(model=model, optimizer=optimizer, config="deepspeed.json"), with your clipping added'
-    lacks = "DeepSpeed has no setting for it; steptune.apply runs it"
+    lacks = "DeepSpeed has no setting for it; use steptune.apply"
     rules: ClassVar[Mapping[str, Rule]] = {
         DataLoadingSetting.strategy: _data_loading,
         CpuThreadsSetting.strategy: _in_code("num_threads", "bind"),

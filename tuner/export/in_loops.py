@@ -42,11 +42,11 @@ def cached(
     from steptune.tuner.strategies.dataset_cache.strategy import CachedDataset
 
     if where not in ("memory", "disk"):
-        raise ChoiceError(f'samples are kept in "memory" or on "disk"; this is {where!r}')
+        raise ChoiceError(f'where must be "memory" or "disk", got {where!r}')
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise ChoiceError(
-            f"a cache requires a dataset with __getitem__ and __len__, and {type(dataset).__name__} has no index that "
-            "samples could be kept under: give it both, or keep decoded samples in its own files"
+            f"a cache requires a map-style dataset with __getitem__ and __len__, got {type(dataset).__name__}: add "
+            "both methods, or store decoded samples in the dataset's own files"
         )
     folder = Path(directory) / _fingerprint(dataset) if where == "disk" else Path(directory)
     made = CachedDataset(dataset, where, folder)
@@ -68,7 +68,7 @@ def compile_blocks(model: torch.nn.Module, *, mode: str = "default", dynamic: bo
     if not blocks:
         raise ChoiceError(
             f"compile_blocks requires a ModuleList or Sequential of several blocks of one class, and "
-            f"{type(model).__name__} has none: compile all of it with torch.compile"
+            f"{type(model).__name__} has none: compile the whole model with torch.compile"
         )
     allow_recompilations(len(blocks))
     for block in blocks:

@@ -32,7 +32,10 @@ _SHORT = {"bfloat16": "bf16", "float16": "16"}
 def _precision(choice: Choice, recommendation: Recommendation) -> Said:
     level, dtype = choice["level"], choice["dtype"]
     if level == "O2":
-        reason = "Lightning has no 16-bit weights with FP32 masters and FP32 normalisation layers; this trains in FP32"
+        reason = (
+            "Lightning has no 16-bit weights with FP32 masters and FP32 normalisation layers; this export trains in "
+            "FP32"
+        )
         return Said(sections={_TRAINER: {"precision": "32-true"}}, missing=dict.fromkeys(choice, reason))
     kind = {"O1": "mixed", "O3": "true"}.get(str(level))
     precision = f"{_SHORT[str(dtype)]}-{kind}" if kind else "32-true"
@@ -80,14 +83,14 @@ def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
     if not sharding.shards:
         return Said()
     if sharding.words.fsdp1 is None:
-        return Said(missing=dict.fromkeys(choice, "Lightning shards by FSDP1; this shards nothing"))
+        return Said(missing=dict.fromkeys(choice, "Lightning shards by FSDP1; this export does not shard"))
     if sharding.mode == "hybrid":
-        reason = "FSDPStrategy wants an auto_wrap_policy or a device_mesh of yours with it; this shards nothing"
+        reason = "FSDPStrategy requires your auto_wrap_policy or device_mesh with it; this export does not shard"
         return Said(missing=dict.fromkeys(choice, reason))
     options = {"sharding_strategy": sharding.words.fsdp1, "cpu_offload": sharding.cpu_offload}
     missing = sharding.unsaid()
     if sharding.wrap != "root":
-        missing |= dict.fromkeys(("wrap", "min_num_params"), "give FSDPStrategy an auto_wrap_policy of your classes")
+        missing |= dict.fromkeys(("wrap", "min_num_params"), "pass FSDPStrategy an auto_wrap_policy for your classes")
     return Said(sections={"FSDP": options}, missing=missing)
 
 
@@ -97,7 +100,7 @@ class LightningTrainer(TranslatingExporter):
     version = "lightning 2.6.6"
     usage = "trainer(max_epochs=...).fit(prepared(module), DataLoader(prepared_dataset(dataset), **DATALOADER))"
     comment = "#"
-    lacks = "Lightning has no setting for it; steptune.apply runs it"
+    lacks = "Lightning has no setting for it; use steptune.apply"
     rules: ClassVar[Mapping[str, Rule]] = {
         DataLoadingSetting.strategy: python_code.data_loading,
         CpuThreadsSetting.strategy: python_code.cpu_threads,
@@ -127,13 +130,13 @@ class LightningTrainer(TranslatingExporter):
             strategy = f"{name}({_arguments(arguments)})"
         optimizer = sections.get("OPTIMIZER", {})
         code = (
-            constant(_TRAINER, options, "What decides speed and numerics; the recipe is not among it.")
+            constant(_TRAINER, options, "Settings for speed and numerics, without the recipe.")
             + constant("DATALOADER", sections["DATALOADER"], "torch.utils.data.DataLoader(dataset, **DATALOADER)")
             + constant("OPTIMIZER", optimizer, "in configure_optimizers: its class(parameters, ..., **OPTIMIZER)")
             + "\n\n"
             + set_up_code(sections)
             + "\n\ndef trainer(**recipe):\n"
-            '    """Makes the process-wide settings too. An argument that is given goes before a recommended one."""\n'
+            '    """Make the process-wide settings, and return the Trainer; arguments override recommended ones."""\n'
             "    set_up()\n"
             f'    return Trainer(**{{**TRAINER, "strategy": {strategy}, **recipe}})\n'
             + preparations(sections, f"torch.compile(model, {_arguments(compiled)})" if compiled else "model")

@@ -108,7 +108,9 @@ def _decode(text: str, origin: str) -> Recommendation:
     try:
         return msgspec.convert(fields, Recommendation)
     except msgspec.ValidationError as error:
-        raise RecommendationError(f"{origin} is not a recommendation: {error}. Export it again unchanged") from None
+        raise RecommendationError(
+            f"{origin} is not a recommendation: {error}. Export it again, and do not edit the file"
+        ) from None
 
 
 def _parse(text: str, origin: str) -> Any:
@@ -118,7 +120,9 @@ def _parse(text: str, origin: str) -> Any:
     except (json.JSONDecodeError, yaml.YAMLError, RecursionError) as error:
         kind = "JSON" if is_json else "YAML"
         reason = " ".join(str(error).split())
-        raise RecommendationError(f"{origin} is not valid {kind}: {reason}. Export it again unchanged") from None
+        raise RecommendationError(
+            f"{origin} is not valid {kind}: {reason}. Export it again, and do not edit the file"
+        ) from None
 
 
 def _check_schema(found: Any, written_by: Any, origin: str) -> None:

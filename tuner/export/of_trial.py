@@ -87,7 +87,7 @@ def _usable(results: Sequence[TrialResult], number: int) -> list[TrialResult]:
     """Return the measured results; those of failed or rejected trials are left out."""
     rejected = next((r.guard for r in results if r.guard is not None and not r.guard.passed), None)
     if rejected is not None:
-        raise RecommendationError(f"the configuration of trial {number} is another training: {rejected.reason}")
+        raise RecommendationError(f"the configuration of trial {number} changes the training: {rejected.reason}")
     good = [result for result in results if result.ok]
     if not good:
         failure = next((result.failure for result in results if result.failure is not None), None)

@@ -18,7 +18,7 @@ from steptune.tuner.strategies.data_loading.choice import DataLoadingSetting
 from steptune.tuner.strategies.dataset_cache.choice import DatasetCacheSetting
 from steptune.tuner.strategies.memory_format.choice import MemoryFormatSetting
 
-NO_ORDER = "the order of dimensions inside of blocks is changed by steptune.apply only"
+NO_ORDER = "only steptune.apply changes the order of dimensions inside blocks"
 _SDP = {"flash": "flash", "efficient": "mem_efficient", "cudnn": "cudnn", "math": "math"}
 """Names of attention backends in torch.backends.cuda, used for the CPU too."""
 
@@ -53,7 +53,7 @@ def attention_backend(choice: Choice, recommendation: Recommendation) -> Said:
     lines = {"backend": f"for name in ({names}):\n        {switch}(name == {literal(_SDP[str(choice['backend'])])})"}
     if choice_of(recommendation, CompileSetting.strategy)["mode"] is not None:
         tag = literal(f"attention_backend={choice['backend']}")
-        lines["cache"] = f"torch.compiler.config.cache_key_tag = {tag}  # the caches take no notice of the back end"
+        lines["cache"] = f"torch.compiler.config.cache_key_tag = {tag}  # compile caches ignore the attention back end"
     return Said(sections={"set_up": lines})
 
 

@@ -17,18 +17,18 @@ from steptune.tuner.records import Choice, Recommendation, SampleUnit
 from steptune.tuner.strategies.nccl_settings.strategy import OWN
 
 NO_BATCH = "the global batch cannot be divided evenly over ranks and micro-batches"
-NO_LAYOUT = "parameters of your script have storage of their own; steptune.apply lays them out"
+NO_LAYOUT = "your script's parameters do not share one buffer; use steptune.apply"
 ONE_RANK = "one process has no gradients to reduce"
-NO_EPOCHS_AHEAD = {"epochs_ahead": "a DataLoader begins no epoch before the last one ends; steptune.apply runs it"}
-STAYS_SET = "measured with the value that the environment had: start the training with it too"
-LIKE_OTHERS = "PyTorch makes the first bucket as large as the others where their size is given alone"
+NO_EPOCHS_AHEAD = {"epochs_ahead": "a DataLoader cannot start an epoch before the last one ends; use steptune.apply"}
+STAYS_SET = "measured with the value in the environment; start the training with the same value"
+LIKE_OTHERS = "PyTorch uses a given bucket size for the first bucket, too"
 DDP_FLAGS = {
     "static_graph": "static_graph",
     "bucket_views": "gradient_as_bucket_view",
     "find_unused": "find_unused_parameters",
 }
 """Arguments of DistributedDataParallel, by parameter."""
-TOKEN_WEIGHTS = "micro-batches count alike there, and were weighted by their tokens when it was measured"
+TOKEN_WEIGHTS = "micro-batches have equal weights there; the measured run weighted them by their tokens"
 
 
 def data_loading(choice: Choice, recommendation: Recommendation) -> Said:
@@ -113,7 +113,7 @@ def compression_missing(choice: Choice) -> dict[str, str]:
     """Return the parameters of a compression that targets with PyTorch's communication hooks lack, with the reason."""
     if choice["method"] in (None, "fp16", "bf16", "powersgd"):
         return {}
-    return dict.fromkeys(choice, "PyTorch has no such communication hook; steptune.apply runs it")
+    return dict.fromkeys(choice, "PyTorch has no such communication hook; use steptune.apply")
 
 
 def first_bucket(choice: Choice) -> dict[str, str]:

@@ -41,7 +41,7 @@ MODES = {
     "hybrid": Mode(fsdp1="HYBRID_SHARD", fsdp2=False, zero_stage=None),
 }
 WRAPS = {"root": "NO_WRAP", "block": "TRANSFORMER_BASED_WRAP", "size": "SIZE_BASED_WRAP"}
-NO_DEPTH = "it gathers one unit ahead, not several"
+NO_DEPTH = "the target gathers only one unit ahead"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +87,8 @@ class Sharding:
         reasons = {
             "prefetch": (self.prefetch != 1, depth),
             "backward_prefetch": (self.backward_prefetch != 1, depth),
-            "ignored": (self.ignored is not None, "it shards normalisation layers and routers too"),
-            "reduce_each": (not self.reduce_each, "when the gradients of micro-batches are reduced it decides itself"),
+            "ignored": (self.ignored is not None, "the target also shards normalisation layers and routers"),
+            "reduce_each": (not self.reduce_each, "the target decides itself when to reduce micro-batch gradients"),
         }
         return {name: reason for name, (set_, reason) in reasons.items() if set_}
 
@@ -121,7 +121,7 @@ def sharding_of(recommendation: Recommendation) -> Sharding:
     for name, value in choice.items():
         if name not in Sharding.__dataclass_fields__ or (name in allowed and value not in allowed[name]):
             raise RecommendationError(
-                f"sharding {name}={value!r} is not known to this version of Steptune: export it with the version "
+                f"sharding {name}={value!r} is unknown to this version of Steptune: export it with the version "
                 f"that made it ({recommendation.steptune_version})"
             )
     return Sharding(**choice)  # type: ignore[arg-type]

@@ -16,8 +16,8 @@ $variables$hosts
 exec torchrun --standalone --nproc-per-node=$ranks "$$(dirname "$$0")/train_recommended.py" "$$@"
 """)
 _HOSTS = """
-# On several hosts replace --standalone by --nnodes and --rdzv-endpoint. torchrun numbers ranks host by host; a launcher
-# that deals them out to hosts in turn makes every edge of a ring cross the network.
+# On several hosts, replace --standalone by --nnodes and --rdzv-endpoint. torchrun numbers ranks host by host; with a
+# launcher that assigns ranks to hosts in turn, every edge of a ring crosses the network.
 """
 
 

@@ -43,14 +43,19 @@ def _precision(choice: Choice, recommendation: Recommendation) -> Said:
     level, dtype = choice["level"], choice["dtype"]
     training: dict[str, Any] = {"dtype": "float32", "mixed_precision_param": "float32"}
     if dtype == "float16":
-        return _said("training", dict.fromkeys(choice, "torchtitan has no float16; this trains in FP32"), **training)
+        return _said(
+            "training", dict.fromkeys(choice, "torchtitan has no float16; this export trains in FP32"), **training
+        )
     if level == "O1":
         training["mixed_precision_param"] = "bfloat16"
     if level == "O3":
         training = dict.fromkeys(training, "bfloat16")
     missing = {}
     if level == "O2":
-        reason = "torchtitan has no 16-bit weights with FP32 masters and FP32 normalisation layers; this trains in FP32"
+        reason = (
+            "torchtitan has no 16-bit weights with FP32 masters and FP32 normalisation layers; this export trains in "
+            "FP32"
+        )
         missing = dict.fromkeys(choice, reason)
     return Said(sections={"training": training, "set_up": python_code.tf32_lines(choice)}, missing=missing)
 
@@ -60,10 +65,10 @@ def _compile(choice: Choice, recommendation: Recommendation) -> Said:
     if choice["mode"] is None:
         return _said("compile", enable=False)
     if choice["mode"] != "default" or choice["scope"] != "regional":
-        reason = "torchtitan compiles single blocks in the default mode; this compiles nothing"
+        reason = "torchtitan compiles only single blocks, in the default mode; this export does not compile"
         return _said("compile", dict.fromkeys(choice, reason), enable=False)
     automatic = choice["dynamic"] is None
-    missing = {} if automatic else {"dynamic": "torchtitan leaves it to PyTorch, which decides by what it sees"}
+    missing = {} if automatic else {"dynamic": "torchtitan leaves dynamic shapes to PyTorch's automatic choice"}
     return _said("compile", missing, enable=True, components=["model"], backend="inductor")
 
 
@@ -79,7 +84,7 @@ def _checkpointing(choice: Choice, recommendation: Recommendation) -> Said:
     every = choice["every"]
     if every is None or (every == 1 and choice["save"] is None):
         return _said("", activation_checkpoint="FullAC" if every else None)
-    reason = "torchtitan recomputes every block, or operators of its own choice; this recomputes nothing"
+    reason = "torchtitan recomputes every block, or operators of its own choice; this export recomputes nothing"
     return _said("", dict.fromkeys(("every", "save"), reason), activation_checkpoint=None)
 
 
@@ -100,7 +105,9 @@ def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
     sharding, ranks = sharding_of(recommendation), recommendation.num_ranks
     degrees = {"data_parallel_replicate_degree": ranks, "data_parallel_shard_degree": 1}
     if not sharding.words.fsdp2:
-        missing = dict.fromkeys(choice, "torchtitan shards by FSDP2; this shards nothing") if sharding.shards else {}
+        missing = (
+            dict.fromkeys(choice, "torchtitan shards by FSDP2; this export does not shard") if sharding.shards else {}
+        )
         return _said("parallelism", missing, **degrees)
     keeps = sharding.mode == "grad_op" or not sharding.reshard
     missing = sharding.unsaid()
@@ -120,7 +127,10 @@ def _mesh(choice: Choice, recommendation: Recommendation) -> Said:
     batch.
     """
     if choice["expert"] != 1:
-        reason = "torchtitan lays experts over ranks that shard all other parameters too; this replicates everything"
+        reason = (
+            "torchtitan distributes experts only over ranks that also shard all other parameters; this export "
+            "replicates everything"
+        )
         return Said(missing=dict.fromkeys(choice, reason))
     model_ranks = int(choice["pipeline"] or 1) * int(choice["tensor"] or 1)
     if model_ranks == 1:
@@ -138,9 +148,7 @@ def _mesh(choice: Choice, recommendation: Recommendation) -> Said:
     if choice["pipeline"] != 1:
         parallelism["pipeline_parallel_schedule"] = _SCHEDULES[str(choice["schedule"])]
         parallelism["pipeline_parallel_microbatch_size"] = max(1, samples // pieces)
-        missing["pipeline"] = (
-            "torchtitan cuts stages by the count of layers, not where their times were measured to be even"
-        )
+        missing["pipeline"] = "torchtitan splits stages by number of layers, not by the measured times of layers"
     elif (found := batch_per_rank(recommendation)) is not None:
         samples = found[0] * model_ranks
     return Said(sections={"parallelism": parallelism, "training": {"local_batch_size": samples}}, missing=missing)
@@ -174,7 +182,7 @@ class TorchtitanConfig(TranslatingExporter):
     def notes(self, recommendation: Recommendation) -> tuple[str, ...]:
         return (
             "model: torchtitan trains only the models in its registry; for other models "
-            "these are hints, not measured there",
+            "these settings are untested hints",
         )
 
     def export(self, recommendation: Recommendation) -> str:

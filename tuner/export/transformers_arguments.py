@@ -48,7 +48,9 @@ def _precision(choice: Choice, recommendation: Recommendation) -> Said:
         mixed["tf32"] = level == "tf32" or bool(choice_of(recommendation, BackendFlagsSetting.strategy)["tf32"])
     missing = {}
     if level in ("O2", "O3"):
-        missing = dict.fromkeys(("level", "dtype"), "TrainingArguments do not cast the model; this trains in FP32")
+        missing = dict.fromkeys(
+            ("level", "dtype"), "TrainingArguments do not cast the model; this export trains in FP32"
+        )
     return _said(missing, **mixed)
 
 
@@ -65,16 +67,16 @@ def _compile(choice: Choice, recommendation: Recommendation) -> Said:
         blocks = prepared_code.compile_blocks(choice)
         return Said(sections={**blocks.sections, _ARGUMENTS: {"torch_compile": False}})
     automatic = choice["dynamic"] is None
-    differs = {} if automatic else {"dynamic": "TrainingArguments leave it to PyTorch, which decides by what it sees"}
+    differs = {} if automatic else {"dynamic": "TrainingArguments leave dynamic shapes to PyTorch's automatic choice"}
     arguments = {"torch_compile": True, "torch_compile_backend": "inductor", "torch_compile_mode": choice["mode"]}
     return Said(sections={_ARGUMENTS: arguments}, differs=differs)
 
 
 def _optimizer(choice: Choice, recommendation: Recommendation) -> Said:
     fused = choice["implementation"] == "fused"
-    reason = "optim leaves the implementation to PyTorch; pass an optimizer that is made with **OPTIMIZER to Trainer"
+    reason = "optim leaves the implementation to PyTorch; pass Trainer an optimizer that is made with **OPTIMIZER"
     if fused:
-        reason = "optim names the fused AdamW of PyTorch; pass another optimizer, made with **OPTIMIZER, to Trainer"
+        reason = "optim selects PyTorch's fused AdamW; pass Trainer another optimizer that is made with **OPTIMIZER"
     return Said(
         sections={
             _ARGUMENTS: {"optim": "adamw_torch_fused" if fused else "adamw_torch"},
@@ -89,8 +91,8 @@ def _checkpointing(choice: Choice, recommendation: Recommendation) -> Said:
     every = choice["every"]
     if every is None:
         return _said()  # the default of every version; the name of the argument is not
-    reason = "for models of transformers, which know their layers"
-    whole = "transformers recomputes whole layers"
+    reason = "only for models of transformers, which define their layers"
+    whole = "transformers recomputes only whole layers"
     kwargs = {"every_n_layers": every, "use_reentrant": False}
     missing = {"every": reason} if choice["save"] is None else {"every": reason, "save": whole}
     return _said(missing, activation_checkpointing=True, activation_checkpointing_kwargs=kwargs)
@@ -115,7 +117,7 @@ def _ddp_buckets(choice: Choice, recommendation: Recommendation) -> Said:
         arguments["ddp_bucket_cap_mb"] = choice["bucket_cap_mb"]
     missing = {}
     if choice["bucket_views"]:
-        missing["bucket_views"] = "TrainingArguments have no setting for it; steptune.apply runs it"
+        missing["bucket_views"] = "TrainingArguments have no setting for it; use steptune.apply"
     return Said(sections={_ARGUMENTS: arguments}, missing=missing, differs=python_code.first_bucket(choice))
 
 
@@ -124,7 +126,7 @@ def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
     if not sharding.shards:
         return Said()
     if not sharding.words.fsdp2:
-        return Said(missing=dict.fromkeys(choice, "TrainingArguments shard by FSDP2; this shards nothing"))
+        return Said(missing=dict.fromkeys(choice, "TrainingArguments shard by FSDP2; this export does not shard"))
     config: dict[str, Any] = {
         "version": 2,
         "reshard_after_forward": sharding.mode == "full" and sharding.reshard,
@@ -135,7 +137,7 @@ def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
         config["min_num_params"] = sharding.size
     missing = sharding.unsaid()
     if sharding.wrap == "block":
-        missing["wrap"] = "for models of transformers, which know their layers"
+        missing["wrap"] = "only for models of transformers, which define their layers"
     return _said(missing, fsdp=True, fsdp_config=config)
 
 
@@ -148,7 +150,7 @@ class TransformersArguments(TranslatingExporter):
         "train_dataset=prepared_dataset(dataset)): the recipe stays yours"
     )
     comment = "#"
-    lacks = "TrainingArguments have no setting for it; steptune.apply runs it"
+    lacks = "TrainingArguments have no setting for it; use steptune.apply"
     rules: ClassVar[Mapping[str, Rule]] = {
         DataLoadingSetting.strategy: _data_loading,
         CpuThreadsSetting.strategy: python_code.cpu_threads,
@@ -173,12 +175,12 @@ class TransformersArguments(TranslatingExporter):
         arguments = {**sections[_ARGUMENTS], "use_cpu": recommendation.hardware.device_kind == "cpu"}
         optimizer = sections.get("OPTIMIZER", {})
         code = (
-            constant(_ARGUMENTS, arguments, "What decides speed and numerics; the recipe is not among it.")
-            + constant("OPTIMIZER", optimizer, "an optimizer of yours, for Trainer(optimizers=...): its **OPTIMIZER")
+            constant(_ARGUMENTS, arguments, "Settings for speed and numerics, without the recipe.")
+            + constant("OPTIMIZER", optimizer, "arguments of your own optimizer, for Trainer(optimizers=...)")
             + "\n\n"
             + set_up_code(sections)
             + "\n\ndef training_arguments(output_dir, **recipe):\n"
-            '    """Makes the process-wide settings too. An argument that is given goes before a recommended one."""\n'
+            '    """Make the process-wide settings, and return the arguments; yours override recommended ones."""\n'
             "    set_up()\n"
             "    return TrainingArguments(output_dir=output_dir, **{**ARGUMENTS, **recipe})\n" + preparations(sections)
         )

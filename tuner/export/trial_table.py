@@ -43,7 +43,7 @@ def as_parquet(trials: Sequence[Trial]) -> bytes:
         MissingDependencyError: pyarrow is not installed.
     """
     if not has_parquet():
-        raise MissingDependencyError("Parquet needs pyarrow: install steptune[parquet], or take csv")
+        raise MissingDependencyError("Parquet needs pyarrow: install steptune[parquet], or export csv")
     buffer = io.BytesIO()
     trial_table(trials).to_parquet(buffer, index=False)
     return buffer.getvalue()

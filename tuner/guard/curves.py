@@ -330,10 +330,11 @@ def check_repetition(reference: GuardReference) -> GuardCheck | None:
         passed=False,
         observed=ratio,
         tolerance=1.0,
-        detail=f"the training does not repeat itself: two runs of today's settings, with the same seed and batches, "
-        f"differ by {by:.2g} in the {what}, {ratio:.2g} times what may count beside rounding, so no change can be "
-        "told from chance. Seed every generator that data and loss draw from (worker_init, NumPy, Python), keep "
-        "nothing from process to process, or allow lossy choices, which are compared over a longer horizon",
+        detail="the training does not repeat itself: two runs of today's settings with the same seed and batches "
+        f"differ by {by:.2g} in the {what}, {ratio:.2g} times the difference that is allowed besides rounding, "
+        "so the effect of a change cannot be told from chance. Seed every generator that data and loss use "
+        "(worker_init, NumPy, Python), keep no state between processes, or allow lossy choices, which are "
+        "compared over a longer horizon",
     )
 
 
@@ -355,7 +356,7 @@ def _check_curve(reference: GuardReference, curve: Curve, unit_roundoff: float, 
         observed=observed,
         tolerance=tolerance,
         detail=f"mean loss over {len(curve.curve_losses)} steps differs by {observed:.3g}, allowed {tolerance:.3g} "
-        f"(seeds spread {spread:.3g})",
+        f"(spread over seeds {spread:.3g})",
     )
 
 
@@ -374,8 +375,8 @@ def _check_horizon(reference: GuardReference, curve: Curve) -> GuardCheck:
         passed=missing <= tolerance,
         observed=missing,
         tolerance=tolerance,
-        detail=f"after {len(curve.horizon_losses)} steps {missing:.1%} of the fall in loss is missing, "
-        f"allowed {tolerance:.1%}",
+        detail=f"after {len(curve.horizon_losses)} steps the candidate lacks {missing:.1%} of the reference's "
+        f"fall in loss, allowed {tolerance:.1%}",
     )
 
 
@@ -390,12 +391,12 @@ def compared(checks: Sequence[GuardCheck], curve: Curve, unit_roundoff: float) -
     parts = {
         "update": f"update equal to {RELATIVE:g} in {steps} steps",
         "gradient": f"gradients within the rounding of {arithmetic}",
-        "twin": "gradients within the rounding of FP32 where its precision is taken back",
-        "output": f"modules' outputs within the rounding of {arithmetic}, each from the inputs that it had",
-        "state": "statistics and other untrained state the same way",
-        "average": "averages of weights by their recurrence",
+        "twin": "gradients within the rounding of FP32 when the candidate's precision is taken back",
+        "output": f"modules' outputs within the rounding of {arithmetic}, each from its own inputs",
+        "state": "statistics and other untrained state within the same rounding",
+        "average": "averages of weights against their recurrence",
         "pointwise": f"losses and their gradients' norm in {steps} steps",
-        "masks": f"masks by how they scatter gradients and by their mean in {len(curve.curve_losses)} steps",
+        "masks": f"masks by their scatter of gradients and by the mean gradient in {len(curve.curve_losses)} steps",
         "mask rate": "masks by rate and scale, module by module",
         "curve": f"mean loss of {len(curve.curve_losses) or len(curve.horizon_losses)} steps with dropout on",
         "loader": "order and content of samples",

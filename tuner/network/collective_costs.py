@@ -81,10 +81,10 @@ def flat_ring_ns(
     chunk_bytes, crossing = message_bytes / ranks, num_crossing(host_of_rank)
     step_ns = call_ns = 0.0
     if crossing:
-        assert between is not None, "ranks on several hosts have a link between them"
+        assert between is not None, "ranks on several hosts require a link between hosts"
         step_ns, call_ns = _step_ns(chunk_bytes, between, crossing), between.call_ns
     if any(host == other for host, other in _edges(host_of_rank)):
-        assert inside is not None, "neighbours on one host have a link between them"
+        assert inside is not None, "neighbouring ranks on one host require a link within the host"
         step_ns, call_ns = max(step_ns, _step_ns(chunk_bytes, inside)), max(call_ns, inside.call_ns)
     return call_ns + num_steps(collective, ranks) * step_ns
 
@@ -116,10 +116,10 @@ def flat_all_to_all_ns(
     times_ns = [0.0]
     for count in on_host.values():
         if count > 1:
-            assert inside is not None, "ranks of one host have a link between them"
+            assert inside is not None, "several ranks on one host require a link within the host"
             times_ns.append(inside.call_ns + (count - 1) * _step_ns(part_bytes, inside))
         if ranks > count:
-            assert between is not None, "ranks on several hosts have a link between them"
+            assert between is not None, "ranks on several hosts require a link between hosts"
             times_ns.append(between.call_ns + (ranks - count) * _step_ns(part_bytes, between, count))
     return max(times_ns)
 

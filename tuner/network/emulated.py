@@ -54,9 +54,9 @@ def emulated_hosts(num_hosts: int = 2, rate: str | None = None) -> Iterator[tupl
         PlatformError: This process may not make network namespaces, or shape links.
     """
     if not 2 <= num_hosts <= MAX_HOSTS:
-        raise ChoiceError(f"{num_hosts} hosts cannot be emulated: 2 to {MAX_HOSTS} can")
+        raise ChoiceError(f"the number of emulated hosts must be from 2 to {MAX_HOSTS}, got {num_hosts}")
     if rate is not None and not _RATE.fullmatch(rate):
-        raise ChoiceError(f"{rate!r} is no rate of a link: write 500mbit or 25gbit")
+        raise ChoiceError(f"the rate of a link must look like 500mbit or 25gbit, got {rate!r}")
     with ExitStack() as stack:
         switch, *hosts = [stack.enter_context(_namespace()) for _ in range(num_hosts + 1)]
         _inside(switch, "ip", "link", "add", "switch", "type", "bridge")
@@ -89,7 +89,7 @@ def _namespace() -> Iterator[int]:
         assert holder.stdout is not None
         assert holder.stderr is not None
         if not holder.stdout.readline():
-            raise _not_permitted("a network namespace cannot be made", holder.stderr.read())
+            raise _not_permitted("a network namespace cannot be created", holder.stderr.read())
         yield holder.pid
 
 
@@ -107,24 +107,24 @@ def _place(pid: int) -> Path:
 def _tool(name: str) -> str:
     found = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"]))
     if found is None:
-        raise MissingDependencyError(f"hosts are emulated with {name}, which is not here: install {_TOOLS[name]}")
+        raise MissingDependencyError(f"emulating hosts requires {name}, which is not installed: install {_TOOLS[name]}")
     return found
 
 
 def _not_permitted(what: str, said: str) -> PlatformError:
     return PlatformError(
-        f"{what} ({said.strip() or 'no reason was given'}): it needs Linux, and root or "
-        "`unshare --user --map-root-user` before the command"
+        f"{what} ({said.strip() or 'no reason given'}): emulating hosts requires Linux, and root or the command "
+        "prefix `unshare --user --map-root-user`"
     )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m steptune.tuner.network.emulated",
-        description="Runs a command whose ranks are on emulated hosts.",
+        description="Run a command with its ranks on emulated hosts.",
     )
     parser.add_argument("--hosts", type=int, default=2)
-    parser.add_argument("--rate", help="of every link: 500mbit, 25gbit; without it nothing is limited")
+    parser.add_argument("--rate", help="rate of every link, such as 500mbit or 25gbit (default: unlimited)")
     parser.add_argument("command", nargs="+")
     asked = parser.parse_args(arguments)
     try:

@@ -19,9 +19,9 @@ def examine_host(root: Path = Path("/")) -> list[NetworkFinding]:
         ChoiceError: `root` is not a directory, or holds no host's files, whose absence would say nothing about a host.
     """
     if not root.is_dir():
-        raise ChoiceError(f"{root} is no directory: name one that holds a host's sys, proc, etc and dev")
+        raise ChoiceError(f"{root} is not a directory: give a directory with a host's sys, proc, etc and dev")
     if not (root / "sys").is_dir():
-        raise ChoiceError(f"{root} holds no sys: name a directory that holds a host's sys, proc, etc and dev")
+        raise ChoiceError(f"{root} contains no sys: give a directory with a host's sys, proc, etc and dev")
     host = Host(root)
     return [finding for check in CHECKS for finding in _examined(check, host)]
 
@@ -31,4 +31,4 @@ def _examined(check: Check, host: Host) -> Iterator[NetworkFinding]:
     try:
         yield from check.examine(host)
     except UnreadableError as error:
-        yield unknown(check.name, str(error), fix="run as root, or copy it with sudo")
+        yield unknown(check.name, str(error), fix="run as root, or copy the file with sudo")

@@ -47,5 +47,5 @@ def problem(subject: str, found: str, *, effect: str, fix: str) -> NetworkFindin
 
 def unknown(subject: str, found: str, *, fix: str) -> NetworkFinding:
     return NetworkFinding(
-        level=Level.UNKNOWN, subject=subject, found=found, effect="could not be examined: it may be wrong", fix=fix
+        level=Level.UNKNOWN, subject=subject, found=found, effect="not examined, so it may be wrong", fix=fix
     )

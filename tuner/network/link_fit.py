@@ -43,7 +43,9 @@ def fit_link(timings: Sequence[CollectiveTiming], *, kind: str, num_sharing: int
         RunnerError: The points have fewer than two sizes, which do not determine a bandwidth.
     """
     if len({timing.message_bytes for timing in timings}) < 2:
-        raise RunnerError(f"a link is fitted to messages of several sizes; there are timings of {len(timings)}")
+        raise RunnerError(
+            f"fitting a link requires timings of at least 2 message sizes; the {len(timings)} timings have fewer"
+        )
     durations_ns = np.array([t.duration_ns for t in timings], dtype=float)
     wire_bytes = np.array([num_sharing * t.message_bytes * bus_factor(t.collective, t.num_ranks) for t in timings])
     steps = np.array([num_steps(t.collective, t.num_ranks) for t in timings])

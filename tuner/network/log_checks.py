@@ -21,7 +21,7 @@ SHOWN = 4
 """Maximum number of NICs, distances and messages to list."""
 SWITCHES_OFF = ("NCCL_IB_DISABLE=", "NCCL_NET=")
 """Settings that switch RDMA off."""
-HOW = "run with NCCL_DEBUG=INFO and without NCCL_DEBUG_SUBSYS, or with INIT,NET,GRAPH,ENV in it"
+HOW = "run with NCCL_DEBUG=INFO, and without NCCL_DEBUG_SUBSYS or with NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH,ENV"
 
 
 def examine_logs(paths: Sequence[Path]) -> tuple[NcclLog, list[NetworkFinding]]:
@@ -32,9 +32,9 @@ def examine_logs(paths: Sequence[Path]) -> tuple[NcclLog, list[NetworkFinding]]:
     """
     for path in paths:
         if not path.exists():
-            raise ChoiceError(f"{path} does not exist: name a file with the output of NCCL_DEBUG=INFO")
+            raise ChoiceError(f"{path} does not exist: give a file with the output of NCCL_DEBUG=INFO")
         if not path.is_file():
-            raise ChoiceError(f"{path} is not a file: name files with the output of NCCL_DEBUG=INFO")
+            raise ChoiceError(f"{path} is not a file: give a file with the output of NCCL_DEBUG=INFO")
     log, unreadable = read_logs(paths)
     findings = [unknown(LOG, str(error), fix="make it readable") for error in unreadable]
     return log, [*findings, *log_findings(log)]
@@ -43,7 +43,7 @@ def examine_logs(paths: Sequence[Path]) -> tuple[NcclLog, list[NetworkFinding]]:
 def log_findings(log: NcclLog) -> list[NetworkFinding]:
     """Return the findings about a log; `unknown` where it contains no line of NCCL."""
     if log.num_lines == 0:
-        return [unknown(LOG, "no line of NCCL", fix=HOW), *_errors(log)]
+        return [unknown(LOG, "the log has no line from NCCL", fix=HOW), *_errors(log)]
     return [
         *_summary(log),
         *_between_hosts(log),
@@ -61,8 +61,8 @@ def _summary(log: NcclLog) -> Iterator[NetworkFinding]:
         yield problem(
             LOG,
             f"NCCL {' and '.join(log.versions)} in one run",
-            effect="ranks of different versions do not understand each other: hangs, and errors at the start",
-            fix="the same torch or NCCL on all hosts",
+            effect="ranks with different versions of NCCL are incompatible: they hang, or fail at start-up",
+            fix="use the same torch or NCCL on all hosts",
         )
     num_hosts = max(log.num_nodes, log.num_hosts)
     found = [
@@ -72,7 +72,7 @@ def _summary(log: NcclLog) -> Iterator[NetworkFinding]:
         f"{counted(len(log.rings), 'ring')}, {counted(log.num_trees, 'tree')}" + (", NVLS" if log.uses_nvls else ""),
     ]
     if not log.paths:
-        yield unknown(LOG, f"{'; '.join(found)}; no connection is named", fix=HOW)
+        yield unknown(LOG, f"{'; '.join(found)}; the log names no connection", fix=HOW)
         return
     yield ok(LOG, "; ".join(found))
 
@@ -96,8 +96,13 @@ def _over_sockets(log: NcclLog, num_connections: int) -> NetworkFinding:
         finding.found for finding in settings_findings(log.settings) if finding.found.startswith(SWITCHES_OFF)
     ]
     if log.num_nodes == 1:
-        cause = "inside one host: the ranks are in containers that cannot see each other, or P2P and SHM are off"
-        fix = "one container for them (or --ipc=host, --pid=host); unset NCCL_P2P_DISABLE and NCCL_SHM_DISABLE"
+        cause = (
+            "although all ranks are on one host: their containers are isolated from each other, or P2P and SHM are off"
+        )
+        fix = (
+            "run all ranks in one container (or with --ipc=host, --pid=host); unset NCCL_P2P_DISABLE and "
+            "NCCL_SHM_DISABLE"
+        )
     elif switched_off:
         cause = " and ".join(switched_off)
         fix = "unset it"
@@ -107,20 +112,20 @@ def _over_sockets(log: NcclLog, num_connections: int) -> NetworkFinding:
     elif log.has_no_device:
         cause = "NCCL found no RDMA device"
         fix = (
-            "`steptune doctor --network` on the hosts: device files, drivers, ports; where there is none, more sockets "
-            "(NCCL_SOCKET_NTHREADS=4 NCCL_NSOCKS_PERTHREAD=4) and less to send"
+            "run `steptune doctor --network` on the hosts to check device files, drivers and ports; without an "
+            "RDMA device, use more sockets (NCCL_SOCKET_NTHREADS=4 NCCL_NSOCKS_PERTHREAD=4) and send less data"
         )
     elif log.nics:
-        cause = f"although NICs are there ({', '.join(nic.name for nic in log.nics[:SHOWN])})"
-        fix = "look for warnings of NET/IB, and whether the hosts have different NICs"
+        cause = f"although the hosts have NICs ({', '.join(nic.name for nic in log.nics[:SHOWN])})"
+        fix = "look for NET/IB warnings, and check whether the hosts have different NICs"
     else:
-        cause = "NCCL does not say why"
-        fix = "`steptune doctor --network` on the hosts: device files, drivers, ports, settings"
+        cause = "NCCL does not log the reason"
+        fix = "run `steptune doctor --network` on the hosts to check device files, drivers, ports and settings"
     on = f" on {', '.join(log.interfaces)}" if log.interfaces else ""
     return problem(
         BETWEEN,
         f"{counted(num_connections, 'connection')} over TCP sockets{on}; {cause}",
-        effect="every message goes through host memory and the kernel: a fraction of what RDMA reaches",
+        effect="every message goes through host memory and the kernel, at a fraction of RDMA's bandwidth",
         fix=fix,
     )
 
@@ -132,12 +137,12 @@ def _gpu_direct(log: NcclLog) -> Iterator[NetworkFinding]:
     if total == 0 and not cause:
         return
     if total > 0 and without == 0:
-        yield ok(GPU_DIRECT, f"on for {counted(total, 'connection')}, all there are")
+        yield ok(GPU_DIRECT, f"on for every connection ({total})")
         return
     yield problem(
         GPU_DIRECT,
         (f"off for {without:,} of {counted(total, 'connection')}" if total else "off") + cause,
-        effect="those messages are copied through host memory: less bandwidth, more load on the processor",
+        effect="messages on these connections are copied through host memory, which costs bandwidth and CPU time",
         fix=fix,
     )
 
@@ -147,18 +152,20 @@ def _why_without(log: NcclLog) -> tuple[str, str]:
     if unable:
         return (
             f"; {', '.join(unable[:SHOWN])} cannot",
-            "modprobe nvidia-peermem on every host, or DMA-BUF: open kernel modules, Linux 5.12 or newer",
+            "run modprobe nvidia-peermem on every host, or use DMA-BUF with NVIDIA's open kernel modules on "
+            "Linux 5.12 or newer",
         )
     if log.distances:
         places = [f"GPU {d.gpu} and NIC {d.nic} ({d.hops}, allowed {d.limit})" for d in log.distances[:SHOWN]]
         return (
             f"; too far apart: {', '.join(places)}",
-            "a NIC behind the GPU's PCIe switch; virtual machines: NCCL_TOPO_FILE; or NCCL_NET_GDR_LEVEL=SYS, where "
-            "that measures faster",
+            "move a NIC behind the GPU's PCIe switch; in a virtual machine, set NCCL_TOPO_FILE; or set "
+            "NCCL_NET_GDR_LEVEL=SYS if it is measured to be faster",
         )
     return (
         "",
-        "`steptune doctor --network` on the hosts: nvidia_peermem, affinity, ACS; see NCCL_NET_GDR_READ for sending",
+        "run `steptune doctor --network` on the hosts to check nvidia_peermem, affinity and ACS; for sending, "
+        "see NCCL_NET_GDR_READ",
     )
 
 
@@ -171,9 +178,9 @@ def _inside_hosts(log: NcclLog) -> Iterator[NetworkFinding]:
         yield note(
             INSIDE,
             f"{counted(through_memory, 'connection')} through host memory (SHM)",
-            effect="slower than NVLink, and than PCIe behind one switch",
-            fix="look at `nvidia-smi topo -p2p r`: with ACS on, or in a virtual machine, PCIe P2P is denied; GPUs on "
-            "two sockets have no better way without NVLink",
+            effect="host memory is slower than NVLink, and than PCIe behind one switch",
+            fix="check `nvidia-smi topo -p2p r`: PCIe P2P is denied with ACS on or in a virtual machine, and GPUs "
+            "on two sockets have no faster path without NVLink",
         )
 
 
@@ -181,9 +188,9 @@ def _relaxed_ordering(log: NcclLog) -> Iterator[NetworkFinding]:
     if log.nics and not any(nic.relaxed_ordering for nic in log.nics):
         yield note(
             "PCIe relaxed ordering",
-            "NCCL does not say [RO] of its NICs",
-            effect="PCIe writes of the NIC stay in order: slower on many processors, and in virtual machines",
-            fix="unset NCCL_IB_PCI_RELAXED_ORDERING; rdma-core 32 or newer; NCCL 2.12 or newer",
+            "NCCL's log does not mark the NICs with [RO]",
+            effect="PCIe writes of the NIC stay in order, which is slower on many processors and in virtual machines",
+            fix="unset NCCL_IB_PCI_RELAXED_ORDERING; use rdma-core 32 or newer and NCCL 2.12 or newer",
         )
 
 
@@ -211,7 +218,7 @@ def _warnings(log: NcclLog) -> Iterator[NetworkFinding]:
             subject="NCCL warnings",
             found=_quoted(others),
             effect="not known here",
-            fix="search NCCL's troubleshooting guide and issues for its words",
+            fix="search for this text in NCCL's troubleshooting guide and issues",
         )
 
 
@@ -220,8 +227,8 @@ def _errors(log: NcclLog) -> Iterator[NetworkFinding]:
         yield problem(
             "NCCL errors",
             _quoted(list(log.errors)),
-            effect="the run ended, or a rank waited in vain",
-            fix="the cause is the first warning of any rank: give the logs of all ranks, from all hosts",
+            effect="the run ended, or a rank hung",
+            fix="give this check the logs of all ranks from all hosts: the first warning of any rank shows the cause",
         )
 
 

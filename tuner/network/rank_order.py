@@ -42,15 +42,15 @@ def examine_order(hosts: Sequence[Hashable], backend: str) -> NetworkFinding:
     by_rank = numbered(hosts)
     num_hosts = len(set(by_rank))
     if is_in_order(by_rank):
-        where = "one host" if num_hosts == 1 else f"{num_hosts} hosts, whose ranks follow one another"
+        where = "one host" if num_hosts == 1 else f"{num_hosts} hosts, each with consecutive ranks"
         return ok(SUBJECT, f"{len(by_rank)} ranks on {where}")
     edges, placed = num_crossing(by_rank), ", ".join(map(str, by_rank))
     found = f"ranks 0 to {len(by_rank) - 1} are on hosts {placed}: a ring in this order leaves a host {edges} times"
     fix = (
-        "start ranks host by host (torchrun does; Slurm: --distribution=block; Open MPI: --map-by slot); the groups "
-        "that Steptune makes are in that order already"
+        "start ranks host by host (torchrun does so; Slurm: --distribution=block; Open MPI: --map-by slot); "
+        "process groups that Steptune creates already have this order"
     )
-    effect = f"the network of a host carries {edges} times the bytes of a flat all-reduce"
+    effect = f"a flat all-reduce sends {edges} times as many bytes over a host's network as with ranks in order"
     if backend == "nccl":
-        return note(SUBJECT, found, effect=f"{effect}, but for NCCL, which lays its rings by hosts itself", fix=fix)
+        return note(SUBJECT, found, effect=f"{effect}, except with NCCL, which orders its rings by host", fix=fix)
     return problem(SUBJECT, found, effect=effect, fix=fix)

@@ -119,7 +119,7 @@ class Tree:
                 return None
             links += 1
             if links > MAX_LINKS:
-                raise UnreadableError(path, "links go round in circles")
+                raise UnreadableError(path, "symbolic links form a loop")
             if target.startswith("/"):
                 done.clear()
             parts += _parts(target)

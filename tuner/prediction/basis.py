@@ -101,7 +101,8 @@ def basis_of(
     choices = complete_choices(result.candidate, facts)
     if reason := why_not_predicted(choices):
         raise StoreError(
-            f"trial {trial.sequence} {reason}, which is not predicted: choose another, as with --from baseline"
+            f"trial {trial.sequence} {reason}, which cannot be predicted: choose another trial, for example with "
+            "--from baseline"
         )
     environment = _with_sockets(environment, exchange_of(choices).sockets, facts, assumptions)
     cluster = _own_cluster(environment, inside)
@@ -130,11 +131,11 @@ def _profiled(study: Study, trial: Trial) -> tuple[WorkloadFacts, Environment, T
     """Return the facts, environment and result that a prediction needs; refuse a trial that lacks one of them."""
     facts, environment, result = study.facts, study.environment, trial.result
     if facts is None or environment is None:
-        raise StoreError(f"study {study.study_id} has not looked at its workload yet: wait for its first trial")
+        raise StoreError(f"study {study.study_id} has not inspected its workload yet: wait for its first trial")
     if result is None or not result.breakdowns or not result.ok:
         raise StoreError(
-            f"trial {trial.sequence} of study {study.study_id} was not measured and profiled: choose another with "
-            "--from"
+            f"trial {trial.sequence} of study {study.study_id} must be measured and profiled: choose another trial "
+            "with --from"
         )
     return facts, environment, result
 
@@ -217,15 +218,21 @@ def _contention(
 ) -> tuple[float, bool]:
     if given is not None:
         if not 0 <= given < 1:
-            raise ChoiceError(f"--contention {given:g} must be in [0, 1): the share of its speed that compute loses")
-        assumptions.append(f"compute loses {given:.0%} of its speed while communication runs, as was given")
+            raise ChoiceError(
+                f"--contention must be in [0, 1), got {given:g}: give the share of its speed that compute loses "
+                "during communication"
+            )
+        assumptions.append(f"compute loses {given:.0%} of its speed while communication runs, as given")
         return given, False
     found = measured_contention(results) if environment.num_ranks > 1 else None
     if found is not None:
         return found, True
     default = default_contention(environment.hardware.device_kind)
     assumptions.append(
-        f"compute loses {default:.0%} of its speed while communication runs: the study has not measured it"
+        (
+            f"compute loses {default:.0%} of its speed while communication runs: assumed, because the study has not "
+            "measured it"
+        )
         + (" (0.5 and 0.7 were seen on H200)" if default else "")
     )
     return default, False
@@ -240,8 +247,8 @@ def _with_sockets(
     topology = with_sockets(environment.topology, sockets, exchange_of(complete_choices(BASELINE, workload)).sockets)
     if topology != environment.topology:
         assumptions.append(
-            f"what {sockets} sockets of a connection carry between hosts is taken from other networks: links "
-            "were measured with today's"
+            f"the throughput of {sockets} sockets per connection between hosts is taken from other networks: this "
+            "study's links were measured with today's number of sockets"
         )
     return structs.replace(environment, topology=topology)
 
@@ -252,11 +259,13 @@ def _own_cluster(environment: Environment, inside: Link | None) -> Cluster:
     hosts = min(hosts, ranks)
     if ranks % hosts:
         raise ChoiceError(
-            f"the study ran {ranks} ranks on {hosts} hosts: a prediction begins with as many ranks on every host"
+            f"the study ran {ranks} ranks on {hosts} hosts: a prediction requires the same number of ranks on every "
+            "host"
         )
     measured_inside, between = (topology.inside, topology.between) if topology is not None else (None, None)
     if hosts > 1 and between is None:
         raise ChoiceError(
-            f"the study ran on {hosts} hosts and has not measured the link between them: begin with a study of one host"
+            f"the study ran on {hosts} hosts but did not measure the link between them: use a study that ran on one "
+            "host"
         )
     return Cluster(num_hosts=hosts, devices_per_host=ranks // hosts, inside=measured_inside or inside, between=between)

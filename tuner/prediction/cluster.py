@@ -29,17 +29,18 @@ class Cluster:
     def __post_init__(self) -> None:
         if self.num_hosts < 1 or self.devices_per_host < 1:
             raise ChoiceError(
-                f"a cluster has at least one host and one device, not {self.num_hosts} and {self.devices_per_host}"
+                f"a cluster must have at least one host and one device per host, got {self.num_hosts} and "
+                f"{self.devices_per_host}"
             )
         if self.devices_per_host > 1 and self.inside is None:
             raise ChoiceError(
-                f"what {self.devices_per_host} devices of a host exchange is not known, since the study has not "
-                "measured it: say what one device sends to its neighbour, as in --inside 400GBps"
+                f"the bandwidth between the {self.devices_per_host} devices of a host is unknown, because the study "
+                "has not measured it: give the bandwidth from one device to its neighbour, such as --inside 400GBps"
             )
         if self.num_hosts > 1 and self.between is None:
             raise ChoiceError(
-                f"what {self.num_hosts} hosts exchange is not known: say what the network of one host carries, as in "
-                "--network 25gbps"
+                f"the bandwidth between {self.num_hosts} hosts is unknown: give the network bandwidth of one host, "
+                "such as --network 25gbps"
             )
 
     @property

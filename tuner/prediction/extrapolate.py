@@ -29,12 +29,12 @@ from steptune.tuner.strategies.combine import complete_choices, numerics_of
 MAX_HOSTS = 1024
 MAX_RANKS = 8192
 GRADIENTS = (
-    "gradients become ready evenly during the backward pass: the largest tensors may come first or last",
-    "the global batch grows with the ranks: each computes as many samples as it was measured with",
-    "hosts and devices are alike, and nobody else uses the links",
+    "gradients become ready evenly during the backward pass: in practice the largest tensors may come first or last",
+    "the global batch grows with the ranks: each rank computes as many samples as in the measurement",
+    "hosts and devices are identical, and no other job uses the links",
     "collectives use rings in host order and run one at a time, overlapping compute",
 )
-LINKS = "links reach what was given, and cost nothing but that and their latency: TCP often reaches less"
+LINKS = "links reach the given bandwidth and cost nothing else but their latency; TCP often reaches less"
 
 
 def extrapolate(
@@ -138,13 +138,15 @@ def checks_of(basis: Basis, study: Study, trials: Sequence[Trial], cluster: Clus
     if study.facts is None:
         return []
     if study.facts.model != basis.workload.model:
-        raise StoreError(f"study {study.study_id} has another model: its steps cannot be compared with a prediction")
+        raise StoreError(
+            f"study {study.study_id} has a different model, so its steps cannot be compared with a prediction"
+        )
     results = [t.result for t in trials if t.result is not None]
     per_rank = {round(units_per_step(r) / cluster.num_ranks / basis.facts.units_per_rank, 2) for r in results if r.ok}
     for factor in sorted(per_rank - {1.0}):
         raise StoreError(
-            f"a rank of study {study.study_id} computes {factor:g} times as many samples in a step as one of the "
-            "basis: a prediction is for ranks that compute the same"
+            f"a rank of study {study.study_id} computes {factor:g} times as many samples in a step as a rank of the "
+            "basis, but a prediction requires equal numbers"
         )
     sequences = {t.result.candidate.key: t.sequence for t in reversed(trials) if t.result is not None}
     found = []
@@ -191,5 +193,10 @@ def _about_links(cluster: Cluster) -> list[str]:
 
 def _about_compressing(basis: Basis) -> list[str]:
     if not basis.environment.calibration.copy_bytes_per_s:
-        return ["copying gradients takes no time: the bandwidth of the device's memory was not measured"]
-    return ["what compressing takes is counted from the bytes and operators of each method, not measured"]
+        return [
+            (
+                "copying gradients is assumed to take no time, because the bandwidth of the device's memory was not "
+                "measured"
+            )
+        ]
+    return ["the time of compression is estimated from the bytes and operators of each method, not measured"]

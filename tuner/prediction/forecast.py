@@ -5,8 +5,8 @@ from __future__ import annotations
 from steptune.tuner.records import Candidate, Link, Numerics, Record
 
 VALIDATED = (
-    "validated to 4 ranks and emulated links (benchmarks/prediction.py): beyond that nothing was compared with a "
-    "measurement"
+    "validated with up to 4 ranks and emulated links (benchmarks/prediction.py); larger predictions have not been "
+    "compared with measurements"
 )
 
 

@@ -20,7 +20,10 @@ def inside_link(topology: Topology | None, bytes_per_s: float | None) -> tuple[L
     if bytes_per_s is None:
         return measured, []
     if measured is None:
-        assumed = f"a message inside a host takes {INSIDE_LATENCY_NS / 1e3:g} µs besides its bytes: not measured"
+        assumed = (
+            f"the latency of a message inside a host is assumed to be {INSIDE_LATENCY_NS / 1e3:g} µs, because it "
+            "was not measured"
+        )
         return Link(kind="given", latency_ns=INSIDE_LATENCY_NS, bytes_per_s=bytes_per_s), [assumed]
     given = Link(kind="given", latency_ns=measured.latency_ns, call_ns=measured.call_ns, bytes_per_s=bytes_per_s)
     return given, []
@@ -46,6 +49,9 @@ def between_link(
     if latency_ns is None:
         latency_ns = measured.latency_ns if measured is not None else BETWEEN_LATENCY_NS
         if measured is None:
-            assumed.append(f"a message between hosts takes {latency_ns / 1e3:g} µs besides its bytes: not given")
+            assumed.append(
+                f"the latency of a message between hosts is assumed to be {latency_ns / 1e3:g} µs, because it was "
+                "not given"
+            )
     call_ns = topology.whole.call_ns if topology is not None else 0.0
     return Link(kind="given", latency_ns=latency_ns, bytes_per_s=bytes_per_s, call_ns=call_ns), assumed

@@ -23,7 +23,7 @@ back three of them."""
 BACKWARD_SHARE = 2 / 3
 """Default share of the backward pass in forward and backward: each matmul of the forward pass needs two in the
 backward."""
-NO_PHASES = "the profile does not tell forward and backward pass apart: two thirds are taken as the backward pass"
+NO_PHASES = "the profile does not separate forward and backward pass: two thirds are counted as the backward pass"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,7 +74,7 @@ def simulate(tasks: Sequence[Task], contention: float = 0.0) -> Timeline:
     Args:
         contention: Share of its speed that compute loses while communication runs, from 0 to less than 1.
     """
-    assert 0 <= contention < 1, f"compute loses a share of its speed, not {contention}"
+    assert 0 <= contention < 1, f"contention must be in [0, 1), got {contention}"
     queues = {lane: [number for number, task in enumerate(tasks) if task.lane is lane] for lane in Lane}
     places = dict.fromkeys(Lane, 0)
     left_ns = [task.work_ns for task in tasks]
@@ -83,7 +83,7 @@ def simulate(tasks: Sequence[Task], contention: float = 0.0) -> Timeline:
     for _ in tasks:  # one of them ends in every round
         heads = [queue[places[lane]] for lane, queue in queues.items() if places[lane] < len(queue)]
         running = {tasks[n].lane: n for n in heads if all(ends_ns[before] is not None for before in tasks[n].after)}
-        assert running, "no task waits for one that was issued later"
+        assert running, "a task must not wait for one that was issued later"
         speeds = dict.fromkeys(Lane, 1.0)
         if len(running) == len(Lane):
             speeds[Lane.COMPUTE] = 1 - contention

@@ -180,7 +180,9 @@ def analyse_trace(
     """
     capture = link(trace)
     if capture.steps.span[0] == capture.steps.span[1]:
-        raise TraceError(f"{file}: its steps take no time: no event in them has a duration")
+        raise TraceError(
+            f"{file}: the steps have zero length, because no event in them has a duration: record the trace again"
+        )
     calls = operator_calls(trace, capture.launches, capture.steps.span)
     source = SourceLines(trace, calls)
     match = None
@@ -398,7 +400,7 @@ def _analyse_apart(
         raise TraceError(f"the process that read {path} was killed by {name}{cause}")
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        raise TraceError(f"the process that read {path} ended with status {done.returncode}: {said}")
+        raise TraceError(f"the process that read {path} exited with status {done.returncode}: {said}")
     result, error = pickle.loads(done.stdout)
     if error is not None:
         raise error
@@ -429,12 +431,12 @@ def _numbered(paths: Sequence[Path], results: Sequence[RankResult], notes: list[
             continue
         rank = result.analysis.rank
         if rank in file_of:
-            raise TraceError(f"rank {rank} is there twice, in {file_of[rank]} and {path}: give one trace of each rank")
+            raise TraceError(f"rank {rank} appears in two traces, {file_of[rank]} and {path}: give one trace per rank")
         file_of[rank] = path
         worlds[result.analysis.num_ranks] = path
     if len(worlds) > 1:
         listed = ", ".join(f"{path} has {size} ranks" for size, path in sorted(worlds.items()))
-        raise TraceError(f"the traces are of different runs ({listed}): analyse each run by itself")
+        raise TraceError(f"the traces come from different runs ({listed}): analyse each run separately")
     numbered = []
     for path, result in zip(paths, results, strict=True):
         if result.says_rank or len(results) == 1:
@@ -442,7 +444,7 @@ def _numbered(paths: Sequence[Path], results: Sequence[RankResult], notes: list[
             continue
         rank = next(number for number in range(len(results)) if number not in file_of)
         file_of[rank] = path
-        notes.append(f"{path} does not say its rank: it counts as rank {rank}")
+        notes.append(f"{path} does not record its rank: it is treated as rank {rank}")
         numbered.append(of_rank(result, rank))
     return sorted(numbered, key=lambda result: result.analysis.rank)
 
@@ -523,4 +525,4 @@ def _missing_ranks(analyses: Sequence[RankAnalysis]) -> list[str]:
     size = max(analysis.num_ranks for analysis in analyses)
     if size <= len(analyses):
         return []
-    return [f"{len(analyses)} of {size} ranks were given: a rank that they all wait for may be missing"]
+    return [f"only {len(analyses)} of {size} ranks were given: the rank that the others wait for may be missing"]

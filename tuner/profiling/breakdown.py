@@ -43,7 +43,7 @@ def breakdown_of(
     number = None if device == "cpu" else int(device.removeprefix("cuda:"))
     by_step = histogram(segments.start, segments.end, segments.category, len(CATEGORIES), boundaries)
     lengths = np.diff(boundaries)
-    assert np.array_equal(by_step.sum(axis=1), lengths), "categories must sum to every step"
+    assert np.array_equal(by_step.sum(axis=1), lengths), "categories must sum to the length of every step"
     totals = _named(by_step.sum(axis=0))
     step_time_ns = int(lengths.sum())
     num_steps = len(lengths)

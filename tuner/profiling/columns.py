@@ -108,17 +108,17 @@ class Columns:
         origin = min(firsts)
         losses = [*losses]
         if self._num_negative:
-            losses.append(f"{counted(self._num_negative, 'event')} with a negative duration, taken as instants")
+            losses.append(f"{counted(self._num_negative, 'event')} with a negative duration, treated as instants")
         if self._num_untimed:
             losses.append(f"{counted(self._num_untimed, 'event')} without a time, left out")
         base = header.base_time_ns if isinstance(header.base_time_ns, int) else 0
         if abs(origin + base) >= MOST_NS:
-            losses.append(f"baseTimeNanoseconds, {base}, is not the time of a clock: it was left out")
+            losses.append(f"baseTimeNanoseconds={base} is not a valid clock time and was ignored")
             base = 0
         last = max(int(table[1].max()) for table in (host, work) if len(table[0]))
         if last - origin >= MOST_NS:
             years = (last - origin) / NS_PER_YEAR
-            raise TraceError(f"its events span {years:.0f} years: one of its clocks is wrong, record it again")
+            raise TraceError(f"its events span {years:.0f} years, so one of its clocks is wrong: record it again")
         host, work = _in_order(host, origin), _in_order(work, origin)
         rank, num_ranks, distributed = _ranks(header.distributed)
         return Trace(
@@ -149,7 +149,7 @@ class Columns:
         if not others and not self.num_events:
             return ""
         if not others:
-            return f" of torch.profiler, whose events have a category, but {counted(self.num_events, 'other event')}"
+            return f" of torch.profiler ({counted(self.num_events, 'event')} without a category)"
         return (
             f" of a category that torch.profiler writes (looked for cpu_op, cuda_runtime, kernel and the like), but "
             f"{counted(self.num_events, 'event')} of {', '.join(map(repr, others[:3]))}"

@@ -39,10 +39,10 @@ from steptune.tuner.wording import counted
 
 STEP = "step"
 LEVEL = 0.95
-NO_INTERVAL = "one step each: no interval"
-NO_INTERVAL_ONE_SIDE = "{side} has one step: no interval"
+NO_INTERVAL = "each side has one step: no interval can be computed"
+NO_INTERVAL_ONE_SIDE = "{side} has one step: no interval can be computed"
 
-AS_PROFILED = "steps and categories are as without the profiler, kernels and gaps as profiled"
+AS_PROFILED = "steps and categories exclude the profiler's overhead; kernels and gaps include it"
 
 _Key = tuple[str, str]
 _D = TypeVar("_D", bound=KernelDifference)
@@ -113,10 +113,12 @@ def compare_breakdowns(
     totals = [[sum(step.values()) for step in side] for side in steps]
     notes = _different_kinds(before, after, labels)
     if not rescaled and any(b.rescaled for b in (*before, *after)):
-        notes.append("the step time without the profiler is known for one side only: both are as profiled")
+        notes.append("the step time without the profiler is known for one side only, so both sides show profiled times")
     counts = len(steps[0]), len(steps[1])
     if counts[0] != counts[1]:
-        notes.append(f"{counts[0]} and {counted(counts[1], 'step')}: each side is the mean over its own")
+        notes.append(
+            f"the sides have {counts[0]} and {counted(counts[1], 'step')}: each shows the mean over its own steps"
+        )
     if max(counts) == 1:
         notes.append(NO_INTERVAL)
     elif min(counts) == 1:
@@ -148,8 +150,8 @@ def _different_kinds(before: Sequence[Breakdown], after: Sequence[Breakdown], la
         return []
     said = [f"{label} ran on {' and '.join(sorted(kind))}" for label, kind in zip(labels, kinds, strict=True)]
     return [
-        f"different kinds of device: {', '.join(said)}. On a CPU operators are timed, on a GPU kernels and the gaps "
-        "between them: only the steps' times compare"
+        f"different kinds of device: {', '.join(said)}. On a CPU, operators are timed; on a GPU, kernels and the "
+        "gaps between them are. Only step times can be compared"
     ]
 
 
@@ -272,7 +274,9 @@ def _different_runs(before: TraceAnalysis, after: TraceAnalysis, labels: tuple[s
         notes.append(f"different devices: {', '.join(devices[0])} and {', '.join(devices[1])}")
     unnamed = [label for label, names, gpu in zip(labels, devices, on_gpu, strict=True) if gpu and not names]
     if unnamed and all(on_gpu):
-        notes.append(f"{' and '.join(unnamed)} does not name its devices: whether they are the same is not known")
+        notes.append(
+            f"devices are not named in {' and '.join(unnamed)}: whether both sides ran on the same kind is unknown"
+        )
     sizes = [side.ranks[0].num_ranks for side in (before, after)]
     if sizes[0] != sizes[1]:
         notes.append(f"runs of {counted(sizes[0], 'rank')} and of {counted(sizes[1], 'rank')}")
@@ -285,8 +289,8 @@ def _bases(before: TraceAnalysis, after: TraceAnalysis) -> list[str]:
     counts = [len(_breakdowns(side)) for side in (before, after)]
     if max(counts) > 1:
         notes.append(
-            f"all figures are per step and device, the mean over {counts[0]} and {counted(counts[1], 'device')}, "
-            "kernels and gaps too"
+            f"all figures, including kernels and gaps, are per step and device: means over {counts[0]} and "
+            f"{counted(counts[1], 'device')}"
         )
     sides = (before, after)
     explained = any(rank.kernels or rank.gaps for side in sides for rank in side.ranks)

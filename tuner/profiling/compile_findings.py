@@ -40,16 +40,17 @@ COMPILE_RULES: tuple[CompileRule, ...] = (
         name="compiled_too_often",
         count=lambda c: c.num_given_up,
         severity=lambda count: "high",
-        message="torch.compile gave up {count} times: a function was compiled so often that it now runs as it is",
-        advice="keep what the guards look at the same from step to step (numbers on modules, lengths, flags), compile "
-        "with dynamic shapes, or raise torch._dynamo.config.recompile_limit where each variant is used again",
+        message="torch.compile gave up {count} times: a function was recompiled so often that it now runs uncompiled",
+        advice="keep the values that the guards check (numbers on modules, lengths, flags) the same in every step, "
+        "compile with dynamic shapes, or raise torch._dynamo.config.recompile_limit if each variant is used "
+        "again",
         events=lambda c: c.recompilations,
     ),
     CompileRule(
         name="late_compilation",
         count=lambda c: c.late_graphs,
         severity=lambda count: "warning",
-        message="{count} graphs were compiled after the warm-up, within the time that was measured",
+        message="{count} graphs were compiled after the warm-up, during the measured steps",
         advice="give batches few shapes, or compile with dynamic shapes",
         events=lambda c: c.recompilations,
     ),
@@ -57,7 +58,10 @@ COMPILE_RULES: tuple[CompileRule, ...] = (
         name="graph_breaks",
         count=lambda c: c.num_graph_breaks,
         severity=lambda count: "warning" if count >= MANY else "note",
-        message="the compiled graph is broken {count} times: fusion ends there, and Python runs in between",
+        message=(
+            "the compiled graph is broken {count} times: operators are not fused across a break, and Python runs "
+            "in between"
+        ),
         advice=(
             "remove prints, reads of tensor values and calls that TorchDynamo does not "
             "support from the model's forward pass"
@@ -69,7 +73,7 @@ COMPILE_RULES: tuple[CompileRule, ...] = (
         count=lambda c: c.num_cudagraph_skips,
         severity=lambda count: "warning",
         message="{count} compiled graphs run without the CUDA graphs that their mode asks for",
-        advice="remove the reason that is given, or compile in the mode default, which promises none",
+        advice="remove the reported reason, or compile in the default mode, which uses no CUDA graphs",
         events=lambda c: c.cudagraph_skips,
     ),
 )

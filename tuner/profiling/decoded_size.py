@@ -27,8 +27,8 @@ def joined(parts: Iterable[bytes]) -> bytes:
         length += len(part)
         if length > MOST_TEXT_BYTES:
             raise TraceError(
-                f"it has more than {_size(MOST_TEXT_BYTES)} in which no event ends on a line of its own, as "
-                "torch.profiler writes them: record a shorter stretch, ten steps are enough"
+                f"it has more than {_size(MOST_TEXT_BYTES)} without a line that ends an event, unlike the files of "
+                "torch.profiler: record a shorter stretch, ten steps are enough"
             )
         kept.append(part)
     return b"".join(kept)
@@ -45,8 +45,8 @@ def check_decoded_size(text: bytes, most_bytes: int) -> None:
     estimated = sum(cost * text.count(sign) for sign, cost in COSTS.items())
     if estimated > most_bytes:
         raise TraceError(
-            f"its {_size(len(text))} hold so many values that they would take about {_size(estimated)} of memory, more "
-            f"than {_size(most_bytes)}: record a shorter stretch, ten steps are enough"
+            f"decoding its {_size(len(text))} would take about {_size(estimated)} of memory, more than the limit of "
+            f"{_size(most_bytes)}: record a shorter stretch, ten steps are enough"
         )
 
 

@@ -63,7 +63,8 @@ NOTABLE = 0.01
 HIDDEN = 0.2
 """Minimum hidden share of communication for which it counts as overlapping with compute already."""
 EXTRA_ADVICE = (
-    "do what these steps do besides training (an evaluation, samples, statistics) more rarely, or beside the training"
+    "run the additional work of these steps (an evaluation, samples, statistics) less often, or in parallel with "
+    "training"
 )
 BUSY = 0.8
 """Minimum share of the loading time spent on computing, or queueing for a core, for which loading counts as CPU-bound.
@@ -143,7 +144,7 @@ class Rule:
         return strategies_for(*(cure for remedy in self.remedies for cure in remedy.cures), *self.of_causes)
 
 
-READ_NOTHING = Remedy(advice="do not read values of the device in the step: no .item(), no print of a loss")
+READ_NOTHING = Remedy(advice="do not read device values during the step: avoid .item() and printing the loss")
 COMPILE = Remedy(
     advice="compile the model",
     cures=(Cure.FUSE_OPERATORS,),
@@ -173,10 +174,10 @@ FUSE = Remedy(
     unless="it is fused, has no fused implementation in PyTorch, or the trace does not say how it updates",
 )
 AT_ONCE = Remedy(
-    advice="update all parameters at once (foreach=True, or a fused implementation from elsewhere)",
+    advice="update all parameters at once (foreach=True, or a third-party fused implementation)",
     cures=FUSE.cures,
     useful=lambda facts: facts.optimizer == "for_loop" and facts.optimizer_name not in (*FUSABLE, "LBFGS"),
-    unless="it does, PyTorch has a fused implementation, or the trace does not say how it updates",
+    unless="it already does, PyTorch has a fused implementation, or the trace does not say how it updates",
 )
 ENLARGE = Remedy(advice="use larger micro-batches", cures=(Cure.ENLARGE_PIECES,))
 LAUNCH_LESS = (
@@ -187,7 +188,7 @@ LAUNCH_LESS = (
     Remedy(advice="use larger micro-batches", cures=(Cure.LAUNCH_PER_LARGER_PIECE,)),
 )
 COMMUNICATE_LESS = Remedy(
-    advice="communicate less often or in smaller types",
+    advice="communicate less often or in smaller dtypes",
     cures=(Cure.COMMUNICATE_LESS,),
 )
 LOWER_PRECISION = (
@@ -201,7 +202,7 @@ LOWER_PRECISION = (
         advice="use BF16 or FP16 matmuls, with dimensions that are multiples of 8",
         cures=(Cure.LOWER_PRECISION,),
         useful=lambda facts: BF16 in (facts.faster_dtypes or ()) and TF32 not in (facts.faster_dtypes or ()),
-        unless="the device has TF32, too, or no BF16",
+        unless="the device also has TF32, or has no BF16",
     ),
     Remedy(
         advice="use FP16 matmuls, with dimensions that are multiples of 8 (this device has neither TF32 nor BF16)",
@@ -265,7 +266,7 @@ def _extra_cause(evidence: Evidence) -> Cause | None:
     kind = cause_of(extra.name)
     where = f"step{'' if len(extra.steps) == 1 else 's'} {listed(extra.steps)} of {evidence.breakdown.num_steps}"
     advice = STALL_ADVICE.get(kind, EXTRA_ADVICE)
-    message = f"{where}, during {extra.name}" if extra.name else f"{where}, by operations that the others do not run"
+    message = f"{where}, during {extra.name}" if extra.name else f"{where}, in operations that other steps do not run"
     return Cause(name=kind or "unknown", message=message, remedies=(Remedy(advice=advice),))
 
 
@@ -284,7 +285,7 @@ def _copy_cause(evidence: Evidence) -> Cause | None:
         return None
     return Cause(
         name="pinned",
-        message="they come from pinned memory already",
+        message="batches already come from pinned memory",
         remedies=(
             Remedy(
                 advice="copy the next batch on another stream while this one computes, or send fewer bytes",
@@ -292,7 +293,7 @@ def _copy_cause(evidence: Evidence) -> Cause | None:
                 useful=lambda facts: not facts.prefetched,
             ),
             Remedy(
-                advice="send fewer bytes: they are copied on a stream of their own already",
+                advice="send fewer bytes: copies already use a separate stream",
                 cures=(Cure.COPY_AHEAD,),
                 useful=lambda facts: facts.prefetched,
             ),
@@ -314,7 +315,7 @@ def _communication_cause(evidence: Evidence) -> Cause | None:
     )
     remedies = (overlap, COMMUNICATE_LESS)
     if evidence.late_share >= SKEW_THRESHOLDS[0]:
-        message = f"waiting for a late rank, another {evidence.late_share:.0%}, is not counted in it"
+        message = f"waiting for a late rank takes another {evidence.late_share:.0%}, which is not included"
         return Cause(name="network", message=message, remedies=remedies)
     message = f"{hidden / breakdown.num_steps / 1e6:.3g} ms a step overlap with compute already"
     return Cause(name="overlapped", message=message, remedies=remedies) if overlaps else None
@@ -327,7 +328,7 @@ def _input_cause(evidence: Evidence) -> Cause | None:
     if evidence.share(Category.EPOCH_RESTART) > evidence.share(Category.DATA_WAIT):
         return Cause(
             name="restart",
-            message="most of it starts the loader anew for every epoch",
+            message="most of this time is spent restarting the loader for every epoch",
             remedies=(Remedy(advice="keep the worker processes between epochs", cures=(Cure.KEEP_WORKERS,)),),
         )
     activity = evidence.situation.input if evidence.situation else None
@@ -374,7 +375,7 @@ def _loader_cause(facts: StepFacts) -> Cause | None:
     count = f"{facts.num_workers} worker processes" if facts.num_workers else "worker processes"
     return Cause(
         name="workers",
-        message=f"{count} load already, but do not keep up",
+        message=f"{count} already load batches, but do not keep up",
         remedies=(
             Remedy(
                 advice="use more workers or prefetch more batches as far as cores are free, make samples cheaper, or "
@@ -396,7 +397,7 @@ def _usable_kernels(evidence: Evidence) -> list[str]:
 
 def _fusable_cause(evidence: Evidence) -> Cause | None:
     """Return the cause for parts of the model that a fused kernel could compute and does not yet."""
-    return _kernels_cause(_usable_kernels(evidence), "can compute a part of it", COMPILE)
+    return _kernels_cause(_usable_kernels(evidence), "can compute a part of this work", COMPILE)
 
 
 def _of_loss(evidence: Evidence) -> list[str]:
@@ -441,7 +442,7 @@ RULES: tuple[Rule, ...] = (
         name="exposed_copies",
         categories=(Category.COPY_H2D,),
         thresholds=(0.03, 0.05, 0.15),
-        message="{share} of the step copies batches to the device while it computes nothing",
+        message="{share} of the step is spent copying batches to the device while it computes nothing",
         remedies=(
             Remedy(
                 advice="pin memory, so that copies are asynchronous, and copy the next batch while this one computes",
@@ -461,7 +462,7 @@ RULES: tuple[Rule, ...] = (
         of_causes=(Cure.FUSE_PARTS,),
         devices=("cuda",),
         replayed=DISPATCH,
-        replayed_message="launch-bound: beside stalls and waits, launching costs {share} of the step",
+        replayed_message="launch-bound: apart from stalls and waits, launching costs {share} of the step",
         bounded_by=LAUNCHES,
         aside=lambda evidence: evidence.sets_launches_aside,
         aside_message="after stalls and waits, launching costs {share} of the step",
@@ -470,7 +471,7 @@ RULES: tuple[Rule, ...] = (
         name="python_bound",
         categories=(Category.HOST,),
         thresholds=(0.10, 0.20, 0.40),
-        message="{share} of the step runs Python and dispatches operators",
+        message="{share} of the step is spent running Python and dispatching operators",
         remedies=(COMPILE, FUSE, AT_ONCE, ENLARGE),
         devices=("cpu",),
     ),
@@ -478,23 +479,26 @@ RULES: tuple[Rule, ...] = (
         name="synchronisation",
         categories=(Category.SYNCHRONISATION,),
         thresholds=(0.02, 0.05, 0.15),
-        message="for {share} of the step the device is empty because the host waits for it",
+        message="for {share} of the step the device is idle because the host waits for it",
         remedies=(READ_NOTHING,),
         cause=_waiting_cause,
         of_causes=(Cure.FUSE_PARTS,),
         devices=("cuda",),
         replayed=SYNCHRONISATION,
-        replayed_message="the host waits for the device, and loses its lead: without that the step would be {share} "
-        "shorter",
+        replayed_message="the host waits for the device, which empties the launch queue: without these waits the step "
+        "would be {share} shorter",
     ),
     Rule(
         name="allocation",
         categories=(Category.ALLOCATION,),
         thresholds=(0.01, 0.03, 0.10),
-        message="for {share} of the step the device is empty because memory is allocated or freed",
+        message="for {share} of the step the device is idle because memory is allocated or freed",
         remedies=(
             Remedy(
-                advice="let the allocator keep its memory: steps of one shape, no empty_cache(), expandable segments",
+                advice=(
+                    "let the allocator reuse its memory: keep tensor shapes constant, do not call empty_cache(), "
+                    "or use expandable segments"
+                ),
                 cures=(Cure.KEEP_ALLOCATED,),
             ),
         ),
@@ -506,7 +510,7 @@ RULES: tuple[Rule, ...] = (
         name="blocked",
         categories=(Category.QUEUED,),
         thresholds=(0.05, 0.10, 0.30),
-        message="for {share} of the step work is launched, but waits: for another stream, a peer or a full queue",
+        message="for {share} of the step launched work waits for another stream, a peer or a full queue",
         remedies=(
             Remedy(
                 advice="look for the collective or copy that the next kernel waits for, and for waits between streams"
@@ -518,7 +522,7 @@ RULES: tuple[Rule, ...] = (
         name="exposed_communication",
         categories=(Category.COMMUNICATION,),
         thresholds=(0.05, 0.10, 0.30),
-        message="{share} of the step communicates while nothing is computed",
+        message="{share} of the step is spent communicating while nothing is computed",
         remedies=(
             Remedy(advice="overlap communication with the backward pass", cures=COMMUNICATE_LESS.cures),
             COMMUNICATE_LESS,
@@ -541,7 +545,7 @@ RULES: tuple[Rule, ...] = (
         name="recomputation",
         categories=(Category.RECOMPUTE,),
         thresholds=(0.05, 0.15, 0.25),
-        message="{share} of the step computes the forward pass again",
+        message="{share} of the step recomputes the forward pass",
         remedies=(Remedy(advice="checkpoint fewer blocks, as far as memory allows", cures=(Cure.RECOMPUTE_LESS,)),),
     ),
     Rule(
@@ -556,7 +560,7 @@ RULES: tuple[Rule, ...] = (
         name="unfused",
         categories=(Category.ELEMENTWISE, Category.NORMALISATION, Category.REDUCTION),
         thresholds=(0.15, 0.30, 0.50),
-        message="{share} of the step is element-wise work, normalisation and reductions, bound by memory",
+        message="{share} of the step is memory-bound element-wise work, normalisation and reductions",
         remedies=(COMPILE,),
         cause=_fusable_cause,
         of_causes=(Cure.FUSE_PARTS,),
@@ -565,7 +569,7 @@ RULES: tuple[Rule, ...] = (
         name="layout_conversions",
         categories=(Category.ELEMENTWISE,),
         thresholds=(0.05, 0.10, 0.20),
-        message="{share} of the step converts tensors between NCHW and NHWC for convolutions",
+        message="{share} of the step is spent converting tensors between NCHW and NHWC for convolutions",
         remedies=(Remedy(advice="keep model and batches in channels_last", cures=(Cure.CHOOSE_LAYOUT,)),),
         devices=("cuda",),
         measure=_converting,
@@ -607,7 +611,7 @@ RULES: tuple[Rule, ...] = (
         name="extra_work",
         categories=COMPUTE,
         thresholds=(0.05, 0.15, 0.30),
-        message="{share} of the steps' time is compute that only some of them have",
+        message="{share} of the steps' time is compute that only some steps run",
         remedies=(Remedy(advice=EXTRA_ADVICE),),
         measure=_extra_share,
         cause=_extra_cause,
@@ -618,7 +622,7 @@ RULES: tuple[Rule, ...] = (
         name="unsteady_steps",
         categories=(),
         thresholds=(0.10, 0.20, 0.50),
-        message="the steps' times scatter by {share} around their mean: a verdict on a few of them is uncertain",
+        message="step times vary by {share} around their mean: conclusions from a few steps are uncertain",
         remedies=(Remedy(advice="profile more steps, after a longer warm-up, on a machine that is otherwise idle"),),
         measure=_step_variation,
     ),
@@ -635,7 +639,9 @@ RULES: tuple[Rule, ...] = (
                 unless="it is done",
             ),
             Remedy(
-                advice="use smaller micro-batches or shard the model, before fragmentation stops the run",
+                advice=(
+                    "use smaller micro-batches or shard the model, before fragmentation causes an out-of-memory error"
+                ),
                 cures=(Cure.HOLD_LESS,),
             ),
         ),

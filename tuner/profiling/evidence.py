@@ -50,7 +50,7 @@ class Evidence:
     def breakdown(self) -> Breakdown:
         if self.situation is not None:
             return self.situation.breakdown
-        assert self.analysis is not None, "evidence is of a trial or of a trace"
+        assert self.analysis is not None, "evidence requires a trial or a trace"
         return busiest(self.analysis.breakdowns)
 
     @property

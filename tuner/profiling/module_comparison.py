@@ -48,13 +48,13 @@ def _cause(name: str, first: dict[str, ModuleStats], second: dict[str, ModuleSta
     if name not in first:
         return "not there before"
     found = list(_changes(first[name], second[name], steps))
-    return "; ".join(found) or "the same kernels take another time"
+    return "; ".join(found) or "the same kernels take a different time"
 
 
 def _changes(one: ModuleStats, other: ModuleStats, steps: tuple[int, int]) -> Iterator[str]:
     """Yield the changes of a module, the most telling first."""
     if one.dtypes and other.dtypes and one.dtypes != other.dtypes:
-        yield f"multiplies in {' and '.join(other.dtypes)} instead of {' and '.join(one.dtypes)}"
+        yield f"computes matmuls in {' and '.join(other.dtypes)} instead of {' and '.join(one.dtypes)}"
     gone = [name for name in one.kernels if name not in other.kernels]
     new = [name for name in other.kernels if name not in one.kernels]
     if gone or new:

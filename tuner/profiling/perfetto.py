@@ -91,7 +91,7 @@ def write_perfetto(
     except (EOFError, zlib.error):
         target.unlink(missing_ok=True)
         raise TraceError(
-            f"{sources[0]} ends in the middle or is damaged: tracks are put beside whole traces only. Analyse it "
+            f"{sources[0]} is truncated or damaged, and tracks can be added to complete traces only: analyse it "
             "without tracks"
         ) from None
     except OSError as error:
@@ -188,7 +188,7 @@ def _track_lines(trace: Trace, pids: Iterator[int], *, shift_ns: int, prefix: st
 
 
 def _device_lines(capture: Capture, tracks: _Tracks, title: str, segments: Segments) -> Iterator[str]:
-    yield from tracks.named(title, ("steps", "what the time counts as", "phase", "long gaps"))
+    yield from tracks.named(title, ("steps", "time categories", "phase", "long gaps"))
     boundaries = capture.steps.boundaries.tolist()
     for number, (low, high) in enumerate(pairwise(boundaries), 1):
         yield tracks.event(1, json.dumps(f"step {number}"), low, high)

@@ -109,22 +109,22 @@ AGAIN = "run it again; measured rates do not depend on the profile"
 PROBLEMS: tuple[Problem, ...] = (
     Problem(
         name="unlinked",
-        when=f"more than {MAX_UNLINKED:.0%} of the device work has no recorded launch, and the cause of more than "
-        f"{MAX_UNKNOWN:.0%} of the step is unknown for that reason",
+        when=f"more than {MAX_UNLINKED:.0%} of the device work has no recorded launch, which leaves the cause of "
+        f"more than {MAX_UNKNOWN:.0%} of the step unknown",
         holds=lambda seen: seen.unlinked > MAX_UNLINKED and seen.unknown > MAX_UNKNOWN,
         message=lambda seen: (
-            f"{seen.unlinked:.0%} of the device work has no recorded launch, and the cause of "
-            f"{seen.unknown:.0%} of the step is unknown for that reason"
+            f"{seen.unlinked:.0%} of the device work has no recorded launch, which leaves the cause of "
+            f"{seen.unknown:.0%} of the step unknown"
         ),
-        advice="record ProfilerActivity.CPU beside the device's, and let the profiler's schedule warm up for a step, "
-        "so that what runs in the first step was launched under the profiler too",
+        advice="record ProfilerActivity.CPU together with the device's activity, and give the profiler's schedule a "
+        "warm-up step, so that all work in the first recorded step was launched under the profiler",
         own_advice=AGAIN,
     ),
     Problem(
         name="missing",
-        when=f"more than {MAX_MISSING:.0%} of the launched operations have no recorded device work (a replayed CUDA "
-        f"graph counts as many as its other replays have), or more than {MAX_EMPTY:.0%} of the steps show no device "
-        "work",
+        when=f"more than {MAX_MISSING:.0%} of the launched operations have no recorded device work (a replayed "
+        f"CUDA graph counts as many operations as its other replays), or more than {MAX_EMPTY:.0%} of the "
+        "steps show no device work",
         holds=lambda seen: seen.missing > MAX_MISSING or seen.empty_steps > MAX_EMPTY * seen.num_steps,
         message=lambda seen: _what_is_missing(seen),
         advice="profile fewer steps, in the first profiler session of a fresh process and with a warm-up step in "
@@ -133,29 +133,34 @@ PROBLEMS: tuple[Problem, ...] = (
     ),
     Problem(
         name="cut_file",
-        when="the file ends in the middle or is damaged",
+        when="the file is truncated or damaged",
         holds=lambda seen: not seen.is_whole,
-        message=lambda seen: "the file is incomplete: what the devices did may be missing",
-        advice="copy the trace again, or write it again: let the process live until the profiler has written all of "
-        "it, on a disk with room",
-        own_advice=f"make room on the disk of temporary files, and {AGAIN}",
+        message=lambda seen: "the file is incomplete: device work may be missing",
+        advice="copy or record the trace again: keep the process running until the profiler has written the whole "
+        "file, on a disk with enough free space",
+        own_advice=f"free space on the disk for temporary files, and {AGAIN}",
     ),
     Problem(
         name="wrong_step_time",
-        when="the step time given without the profiler is more than "
-        f"{1 / MIN_OVERHEAD:g} times that of the profiled steps, or shorter than what the device computes in them",
+        when=f"the step time given without the profiler is more than {1 / MIN_OVERHEAD:g} times that of the "
+        "profiled steps, or shorter than the device's compute time in them",
         holds=lambda seen: seen.overhead_ratio < MIN_OVERHEAD or _computes_too_long(seen),
         message=lambda seen: (
             "the step time given without the profiler is "
             + (
-                f"shorter than what the device computes ({seen.computing_ns / 1e6:.3g} ms): it is not of the same steps"
+                (
+                    f"shorter than the device's compute time ({seen.computing_ns / 1e6:.3g} ms): it was measured on "
+                    "other steps"
+                )
                 if _computes_too_long(seen)
-                else f"{1 / seen.overhead_ratio:.3g} times that of the profiled steps: it is not of the same steps"
+                else f"{1 / seen.overhead_ratio:.3g} times that of the profiled steps: it was measured on other steps"
             )
         ),
-        advice="measure the step again without the profiler: the mean of steps with the same model and batch on the "
-        "same device, in milliseconds of one step, the device synchronised before and after",
-        own_advice="run it again on a quiet machine: the step took another time in the profile than in the windows",
+        advice="measure the step time again without the profiler, in milliseconds: take the mean over steps with "
+        "the same model and batch on the same device, and synchronise the device before and after them",
+        own_advice=(
+            "run it again on a quiet machine: the profiled steps and the timed windows disagree on the step time"
+        ),
     ),
     Problem(
         name="overhead",
@@ -163,16 +168,16 @@ PROBLEMS: tuple[Problem, ...] = (
         holds=lambda seen: seen.overhead_ratio > MAX_OVERHEAD and not _computes_too_long(seen),
         message=lambda seen: f"the profiler made the step {seen.overhead_ratio:.2f} times as long",
         advice="record less: without with_stack, record_shapes and profile_memory",
-        own_advice="profile it with a larger batch: so short a step is mostly the profiler's own time; measured rates "
-        "do not depend on the profile",
+        own_advice="profile it with a larger batch: the profiler's overhead dominates such a short step; measured "
+        "rates do not depend on the profile",
     ),
     Problem(
         name="warm_up",
-        when=f"what the first step takes beyond the others is more than {MAX_WARM_UP:.0%} of all profiled time",
+        when=f"the extra time of the first step is more than {MAX_WARM_UP:.0%} of all profiled time",
         holds=lambda seen: seen.warm_up > MAX_WARM_UP,
         message=lambda seen: (
-            f"the first step took {seen.first_step:.1f} times as long as the others, so that "
-            f"{seen.warm_up:.0%} of the profiled time is warming up"
+            f"the first step took {seen.first_step:.1f} times as long as the others, so {seen.warm_up:.0%} of the "
+            "profiled time is warm-up"
         ),
         advice="warm up longer before profiling, until the step time is steady: compilation, autotuning, the allocator "
         "and the loader's first batches are not part of a typical step",
@@ -184,7 +189,7 @@ PROBLEMS: tuple[Problem, ...] = (
 def _what_is_missing(seen: Seen) -> str:
     if seen.lost_replays:
         replays = f"{seen.lost_replays} of {counted(seen.num_replays, 'replay')} of CUDA graphs"
-        return f"{replays} have not all of their device work in the trace"
+        return f"{replays} lack a part of their device work in the trace"
     if seen.missing > MAX_MISSING:
         return f"{seen.missing:.0%} of the launches have no recorded device work"
     return f"{seen.empty_steps} of {counted(seen.num_steps, 'step')} show no device work"
@@ -308,7 +313,7 @@ def _about_steps(capture: Capture) -> list[str]:
     notes = []
     if not steps.marked:
         notes.append(
-            "no step is marked (no ProfilerStep#N): all of the trace counts as one step; call prof.step() in the loop"
+            "no step is marked (no ProfilerStep#N): the whole trace counts as one step; call prof.step() in the loop"
         )
     if steps.cut_by:
         notes.append(
@@ -317,8 +322,8 @@ def _about_steps(capture: Capture) -> list[str]:
         )
     if steps.num_ignored:
         notes.append(
-            f"{counted(steps.num_ignored, 'mark')} of steps ignored: of other threads than the one that launches the "
-            "work, around other marks, or without length"
+            f"{counted(steps.num_ignored, 'step mark')} ignored: from a thread other than the one that launches the "
+            "work, around other marks, or with zero length"
         )
     if steps.num_dropped:
         notes.append(f"{counted(steps.num_dropped, 'incomplete step')} at the end left out")

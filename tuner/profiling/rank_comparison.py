@@ -91,8 +91,8 @@ def compare_ranks(calls: Mapping[int, CollectiveCalls]) -> RankComparison:
     if unaligned := [rank for rank in ranks if rank not in offsets]:
         listed = ", ".join(map(str, unaligned))
         notes.append(
-            f"rank {listed}: no collective in which all wait for all in common with rank {ranks[0]}, so clocks are "
-            "taken as they are"
+            f"no collective that synchronises all its ranks connects rank {listed} to rank {ranks[0]}, so their "
+            "clocks were not aligned"
         )
     offsets = {rank: offsets.get(rank, 0) for rank in ranks}
     groups = [_same_moment(group.aligned(offsets), notes) for group in groups]

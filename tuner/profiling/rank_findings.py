@@ -64,7 +64,7 @@ def diagnose_ranks(
     else:
         message = (
             f"without late ranks the step would be {gain.share} shorter: rank {late.rank} arrives last in "
-            f"{late.late_share:.0%} of the collectives{beside}, which is no time of the network"
+            f"{late.late_share:.0%} of the collectives{beside}, which is not network time"
         )
     removable = evidence[waiting].late_removable_share
     return [
@@ -72,7 +72,10 @@ def diagnose_ranks(
             rule=LATE_RULE,
             severity=SEVERITIES[level],
             message=message,
-            advice="balance the ranks' work and data, and look at that rank's own findings; buckets would not help",
+            advice=(
+                "balance the ranks' work and data, and check the late rank's own findings; other gradient "
+                "buckets would not help"
+            ),
             strategies=(),
             bound=bound_of(gain, removable, share),
             evidence={

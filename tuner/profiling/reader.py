@@ -111,7 +111,7 @@ class _Blocks:
             stream = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
             while not stream.eof:
                 if stream.needs_input and not (data := data or self._file.read(BLOCK_BYTES)):
-                    self.problem = "the compressed file ends in the middle"
+                    self.problem = "the compressed file is truncated"
                     return
                 try:
                     block = stream.decompress(data, BLOCK_BYTES)
@@ -182,7 +182,7 @@ class _Reader:
         if self._blocks.problem:
             self._losses.insert(0, self._blocks.problem)
         if self._num_repaired:
-            self._losses.append(f"{counted(self._num_repaired, 'piece')} of the file repaired: no valid JSON")
+            self._losses.append(f"{counted(self._num_repaired, 'piece')} of invalid JSON in the file repaired")
         return self._columns.finish(
             header,
             framing="chunked" if events else "whole file",
@@ -319,7 +319,7 @@ class _Reader:
             self._take_loose(data)
             return Header()
         if not isinstance(data, dict) or not isinstance(data.get("traceEvents"), list):
-            raise TraceError('it is JSON, but no trace: it has no list "traceEvents"')
+            raise TraceError('it is JSON, but not a trace: it has no list "traceEvents"')
         self._take_loose(data["traceEvents"])
         return msgspec.convert(data, Header)
 
@@ -343,7 +343,7 @@ class _Reader:
             self._losses.append("the fields after the events could not be read")
         else:
             self._is_whole = False
-            self._losses.append("the file ends in the middle or is damaged there: what stands before was read")
+            self._losses.append("the file is truncated or damaged: only the events before that point were read")
         return self._read_head(head)
 
     def _read_head(self, head: bytes) -> Header:
@@ -353,7 +353,7 @@ class _Reader:
                 return _HEADER.decode(text)
             except _UNREADABLE:
                 continue
-        self._losses.append("the fields beside the events (devices, ranks) could not be read")
+        self._losses.append("the fields other than the events (devices, ranks) could not be read")
         return Header()
 
 

@@ -91,7 +91,7 @@ def _model_flops(capture: Capture, calls: OperatorCalls, groups: CallGroups) -> 
 
 def _uncounted(capture: Capture, calls: OperatorCalls, groups: CallGroups) -> str:
     share = _uncounted_share(capture, calls, groups)
-    return f"for {share:.0%} of the time of matmuls and attention no FLOP are known"
+    return f"the FLOP count is unknown for {share:.0%} of the time of matmuls and attention"
 
 
 def _uncounted_share(capture: Capture, calls: OperatorCalls, groups: CallGroups) -> float:

@@ -29,7 +29,7 @@ def diagnose_stalls(evidence: Evidence) -> Finding | None:
     when = f"in {len(stalls.steps)} of {num_steps} steps" if num_steps > 1 else "in the only step"
     if once or len(stalls.steps) < RECURRING * num_steps:
         when = f"in step{'' if len(stalls.steps) == 1 else 's'} {listed(stalls.steps)} of {num_steps} only"
-    recorded = f"during {longest.name}" if longest.name else "nothing is recorded there"
+    recorded = f"during {longest.name}" if longest.name else "with no recorded activity"
     return Finding(
         rule=STALL_RULE,
         severity=SEVERITIES[level],
@@ -53,14 +53,14 @@ def _place_of(stall: Stall) -> str:
 
 
 STALL_ADVICE = {
-    "profiler": "nothing: the profiler itself wrote its buffers; steps without it do not have this stall",
+    "profiler": "no action needed: the profiler was writing its buffers, and steps without it do not have this stall",
     "collection": "collect garbage outside the steps (gc.freeze() after building, gc.disable(), gc.collect() between "
     "epochs)",
     "compilation": "compile before the steps: warm up every shape, or let compiled shapes be dynamic",
-    "checkpoint": "write checkpoints beside the steps (torch.distributed.checkpoint.async_save), or more rarely",
-    "evaluation": "evaluate outside the steps that are profiled, or more rarely",
-    "lock or sleep": "find who holds the lock, or remove the sleep",
-    "logging": "log more rarely, or from another thread",
+    "checkpoint": "write checkpoints asynchronously (torch.distributed.checkpoint.async_save), or less often",
+    "evaluation": "evaluate outside the profiled steps, or less often",
+    "lock or sleep": "find the holder of the lock, or remove the sleep",
+    "logging": "log less often, or from another thread",
 }
 """Advice by the kind of a stall, which its name determines."""
 
@@ -70,7 +70,7 @@ def _stall_advice(longest: Stall, facts: StepFacts) -> str:
         return STALL_ADVICE[cause]
     causes = "a sleep, a lock, garbage collection, a checkpoint, logging, a loader without marks, or a Python loop"
     if longest.name:
-        return "move it out of the step, or let it run beside the steps"
+        return "move this work out of the step, or run it in parallel with the steps"
     if facts.own_capture:
         return f"look in the step's own code for {causes}"
     return f"record a few steps with with_stack=True, which tells {causes} apart"

@@ -73,7 +73,9 @@ def _packed(archive: Path) -> list[Path]:
     traces = [path for path in files if path.name.endswith(OTHER_SUFFIXES) or _looks_like_a_trace(path)]
     if not traces:
         ends = ", ".join((*SUFFIXES, *OTHER_SUFFIXES))
-        raise TraceError(f"{archive} holds no trace (looked for files that end in {ends}): pack them, one a rank")
+        raise TraceError(
+            f"{archive} holds no trace (looked for files that end in {ends}): pack the traces, one per rank"
+        )
     return traces
 
 

@@ -23,7 +23,9 @@ from steptune.tuner.profiling.comparison import (
 from steptune.tuner.records import Environment, GapSite, KernelStats, TrialResult
 from steptune.tuner.trace_records import Comparison, GapDifference, KernelDifference
 
-ONE_START = "one process start each: other starts of the same two may differ by more than the intervals say"
+ONE_START = (
+    "one process start each: further starts of the two configurations may differ by more than the intervals show"
+)
 
 _Rows = dict[tuple[str, str], tuple[float, float]]
 
@@ -47,7 +49,7 @@ def compare_trials(
     windows = [_step_times(trial) for trial in (before, after)]
     notes = [*compared.notes, ONE_START]
     if max(len(before.breakdowns), len(after.breakdowns)) > 1:
-        notes.append("the categories are the mean over the ranks, kernels and gaps are those of the first")
+        notes.append("categories are means over the ranks; kernels and gaps are those of the first rank")
     sizes = [_samples_per_step(trial) for trial in (before, after)]
     if all(sizes) and sizes[0] != sizes[1]:
         notes.append(f"a step has {sizes[0]:g} samples on one side and {sizes[1]:g} on the other: compare rates")
@@ -72,7 +74,7 @@ def different_hardware(before: Environment | None, after: Environment | None) ->
         return [f"different hardware: {one.label} and {other.label}"]
     changed = sorted(n for n in {*one.versions, *other.versions} if one.versions.get(n) != other.versions.get(n))
     versions = [f"{n} {one.versions.get(n, 'none')} and {other.versions.get(n, 'none')}" for n in changed]
-    return [f"different machines of one kind{': ' if versions else ''}{', '.join(versions)}"]
+    return [f"different machines of the same kind{': ' if versions else ''}{', '.join(versions)}"]
 
 
 def _step_times(trial: TrialResult) -> list[float]:

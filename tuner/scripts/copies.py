@@ -54,7 +54,7 @@ def place_to_start_from(record: ScriptRecord) -> CopyPlace:
     found = next((place for place in reversed(places) if place.copy), None)
     if found is None:
         reasons = [place.reason for place in places]
-        raise CopyError(reasons[0] if reasons else "the script never came to a place where training may begin")
+        raise CopyError(reasons[0] if reasons else "the script never reached a point where training may begin")
     return found
 
 

@@ -80,7 +80,7 @@ def script_diff(recommendation: Recommendation) -> ScriptDiff:
     script = recommendation.in_script.script
     found = outside_of(recommendation.candidate, recommendation.choices, script)
     if not found:
-        raise RecommendationError("the recommendation changes nothing: there is no diff")
+        raise RecommendationError("the recommendation changes nothing, so there is no diff")
     writer = _Writer(script)
     left_out: dict[str, str] = {}
     for name, outside in found.items():
@@ -92,7 +92,8 @@ def script_diff(recommendation: Recommendation) -> ScriptDiff:
     if not expressed:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise RecommendationError(
-            f"the script's lines cannot say the changes ({reasons}): use steptune.enable, which makes all of them"
+            f"the changes cannot be written as edits of the script ({reasons}): use steptune.enable, which makes "
+            "all of them"
         )
     texts = writer.texts()
     diff = "".join(unified(name, writer.files[name].text, text) for name, text in texts.items())
@@ -121,7 +122,7 @@ class _Writer:
             NotEditableError: They have no plain idiom here.
         """
         if not outside.changes:
-            raise NotEditableError(f"it is a variable of the environment: {outside.words}")
+            raise NotEditableError(f"it is an environment variable: {outside.words}")
         self._write_all([*self._done, outside])
         self._done.append(outside)
 
@@ -134,7 +135,7 @@ class _Writer:
                 self._write(outside.changes)
             num_lines = sum(_num_changed(self.files[name].text, text) for name, text in self.texts().items())
             if num_lines > MOST_LINES:
-                raise NotEditableError(f"the diff would change {num_lines} lines, and at most {MOST_LINES} are a diff")
+                raise NotEditableError(f"the diff would change {num_lines} lines, more than the limit of {MOST_LINES}")
         except NotEditableError:
             self.files, self.options = before
             raise
@@ -213,7 +214,7 @@ class _Writer:
     def _write_autocast(self, changes: Mapping[str, Scalar]) -> None:
         """Add autocast around forward and loss."""
         if len(self._script.models) != 1:
-            raise NotEditableError(f"a step calls {len(self._script.models)} models")
+            raise NotEditableError(f"a step calls {len(self._script.models)} models, but only one can be edited")
         file, line = self._at("model")
         if not knows_torch(file.tree, line):
             raise NotEditableError("the file of the model's call does not import torch")
@@ -229,33 +230,33 @@ class _Writer:
 
     def _optimizer(self) -> tuple[SourceFile, ast.Call]:
         if len(self._script.optimizers) != 1:
-            raise NotEditableError(f"a step has {len(self._script.optimizers)} optimizers")
+            raise NotEditableError(f"a step has {len(self._script.optimizers)} optimizers, but only one can be edited")
         file, line = self._at("optimizer")
         return file, file.call(line, self._script.optimizers)
 
     def _model(self) -> str:
         """Return the variable whose parameters the optimizer was given, if it is the model that the loop calls."""
         if len(self._script.models) != 1 or self._script.wrappers:
-            raise NotEditableError("which variable holds the model that is called is not known")
+            raise NotEditableError("the variable that holds the called model is unknown")
         file, call = self._optimizer()
         functions = [inner.func for inner in calls([call])]
         owners = {file.source_of(f.value) for f in functions if isinstance(f, ast.Attribute) and f.attr == "parameters"}
         if len(owners) != 1 or not (name := owners.pop()).removeprefix("self.").isidentifier():
-            raise NotEditableError("the optimizer's parameters come from no variable of their own")
+            raise NotEditableError("the optimizer's parameters do not come from a single variable")
         if is_in_scope_of_its_own(file.tree, call):
-            raise NotEditableError(f"{name} is a variable of one expression only")
+            raise NotEditableError(f"{name} exists only inside one expression")
         last = name.removeprefix("self.")
         caller, line = self._at("model")
         if not is_called(caller.tree, line, last):
-            raise NotEditableError(f"the loop does not call {name}, whose parameters the optimizer has")
+            raise NotEditableError(f"the loop does not call {name}, whose parameters the optimizer updates")
         if any(is_replaced(each.tree, call.lineno if each is file else 0, last) for each in (file, caller)):
-            raise NotEditableError(f"{name} is another one later")
+            raise NotEditableError(f"{name} is assigned again later")
         return name
 
     def _at(self, name: str) -> tuple[SourceFile, int]:
         """Return the file and the line at which an object was made."""
         if name not in self._script.lines:
-            raise NotEditableError(f"the {name}'s line is in no file of your folder")
+            raise NotEditableError(f"the line that makes the {name} is not in a file of your folder")
         path, position = self._script.lines[name]
         file = self._file(path)
         return file, counted_lines(file.text)[position]
@@ -269,7 +270,9 @@ class _Writer:
 def _of_torch(file: SourceFile, call: ast.Call, module: str) -> None:
     """Refuse a class that may not accept the arguments of torch's."""
     if not full_name(file.tree, call.func).startswith(module):
-        raise NotEditableError(f"{last_name(call.func)} is not a class of {module.rstrip('.')} by the file's imports")
+        raise NotEditableError(
+            f"{last_name(call.func)} is not a class of {module.rstrip('.')}, according to the file's imports"
+        )
 
 
 def _unchanged(script: ScriptFacts, name: str) -> str:
@@ -278,7 +281,7 @@ def _unchanged(script: ScriptFacts, name: str) -> str:
         text = path.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RecommendationError(
-            f"{path} cannot be read ({error}): a diff is made of the file that was tuned"
+            f"{path} cannot be read ({error}): restore the file that was tuned, because the diff changes it"
         ) from None
     if source_digest(text) != script.files[name]:
         raise RecommendationError(f"{path} was edited since it was tuned: undo that, or tune it again")

@@ -34,7 +34,7 @@ def enable(recommendation: str | Path = "steptune.json") -> None:
     if path is not None:
         enable_from(path, RecommendationError)
     elif is_first():
-        sys.stderr.write(f"steptune: no change, because there is no {recommendation}: the script trains as it is\n")
+        sys.stderr.write(f"steptune: nothing was changed, because {recommendation} does not exist\n")
 
 
 def _found(path: Path) -> Path | None:

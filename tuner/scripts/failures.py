@@ -23,7 +23,7 @@ def failure_of(ended: Ended, log: Path) -> Failure:
     tail = _tail(log)
     last = last_line_of(tail)
     if ended.timed_out:
-        return Failure(kind=FailureKind.TIMEOUT, phase=Phase.BUILD, message="the script took longer than it may")
+        return Failure(kind=FailureKind.TIMEOUT, phase=Phase.BUILD, message="the script exceeded its time limit")
     refusal = next((record.refusal for record in ended.records if record.refusal), "")
     if refusal:
         lines = [line for line in refusal.splitlines() if line.strip()]

@@ -48,11 +48,11 @@ def flag_lines(changes: Mapping[str, Scalar], tree: ast.AST, line: int, others: 
             if node.lineno > line or function_of(tree, node.lineno) not in (tree, function_of(tree, line))
         ]
         if late or any(_settings(other, name) for other in others):
-            raise NotEditableError(f"the script sets {name} itself, maybe after such a line")
+            raise NotEditableError(f"the script sets {name} itself, possibly after the inserted line")
         if own or name not in DEFAULTS or DEFAULTS[name] != value:
             lines.append(FLAGS[name].format(repr(value)))
     if flags and not lines:
-        raise NotEditableError("it puts PyTorch's own settings back")
+        raise NotEditableError("it only restores PyTorch's default settings")
     return lines
 
 

@@ -94,7 +94,7 @@ class _Judgement:
         reference = self._guard_reference()
         repetition = check_repetition(reference)
         if not any(step["losses"] for step in self._reference["steps"]):
-            self._notes.append("losses: no backward pass was seen")
+            self._notes.append("losses: no backward pass was observed")
         elif repetition is None:
             self._checks += compare(
                 reference,
@@ -111,12 +111,13 @@ class _Judgement:
             self._check_tensors("gradients", "gradient", _gradients, KINDS)
             self._check_tensors("untrained state", "state", lambda step: step["buffers"], ("residual",))
         if not any(step["updates"] for step in self._reference["steps"]):
-            self._notes.append("gradients and updates: the loop has no optimizer of torch")
+            self._notes.append("gradients and updates: the loop uses no torch optimizer")
         if self._reference["dropout"]:
-            self._notes.append("dropout: it is off in the guarded steps")
+            self._notes.append("dropout: switched off in the guarded steps")
         if not self._candidate["same_initial"]:
             self._notes.append(
-                "initial weights: each run of the script draws others, so the reference's were given to it"
+                "initial weights: each run of the script draws different ones, so the candidate was given the "
+                "reference's"
             )
 
     def _guard_reference(self) -> GuardReference:
@@ -124,7 +125,7 @@ class _Judgement:
 
         def apart(seen: Seen) -> Any:
             if _shape(seen["steps"]) != _shape(self._reference["steps"]):
-                raise RunnerError("runs of today's settings make steps of different kinds: they cannot be compared")
+                raise RunnerError("runs of today's settings make steps of different kinds, so they cannot be compared")
             return deviations(_curve(seen, self._request.num_steps), _first_update(seen), curve, update)
 
         return GuardReference(
@@ -149,7 +150,7 @@ class _Judgement:
         for key, updates in wanted.items():
             kind, module = updates[0]["kind"], updates[0]["module"]
             if not module.startswith("torch.optim") or kind not in ELEMENT_WISE:
-                self._notes.append(f"update not replayed: {kind} is not one of torch's that treat every element alike")
+                self._notes.append(f"update not replayed: {kind} is not one of torch's element-wise optimizers")
                 continue
             rule = _rule(updates)
             if worst_deviation(rule, [_seen_step(update) for update in updates]).score > LIMIT:
@@ -173,8 +174,8 @@ class _Judgement:
             self._notes.append("weights between updates: the loop changes them itself")
             return False
         detail = (
-            f"{found.name} changes by {found.score:.2g} last digits between its updates of steps {found.step} and "
-            f"{found.step + 1}; today's settings leave it alone there"
+            f"{found.name} changes by {found.score:.2g} units in the last place between its updates in steps "
+            f"{found.step} and {found.step + 1}; with today's settings it does not change there"
             if found.name
             else ""
         )
@@ -216,14 +217,14 @@ class _Judgement:
             self._checks.append(GuardCheck(name="batches", kind="loader", passed=True, observed=0.0, tolerance=0.0))
             return
         if self._repeated["hashes"] != wanted and self._reference["repeats"] is not False:
-            self._notes.append("data: two runs of today's settings draw other batches")
+            self._notes.append("data: two runs of today's settings draw different batches")
             return
         if self._reference["repeats"] is False:
             order, own = self._reference["indices"], self._candidate["indices"]
             common = min(len(order), len(own))
             if common and order[:common] == own[:common]:
                 self._checks.append(GuardCheck(name="order", kind="loader", passed=True, observed=0.0, tolerance=0.0))
-                self._notes.append("content of samples: they are random; their order is the same")
+                self._notes.append("content of samples: random, so only the order was compared, and it is the same")
                 return
         self._checks.append(
             _failed("batches", "the loader's batches differ from those of today's settings", kind="loader")

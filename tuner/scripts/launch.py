@@ -101,7 +101,7 @@ def ran_script(
         (record / TEXTS).write_text(json.dumps(dict(texts or {})), encoding="utf-8")
         if view is not None:
             if not LINUX:
-                raise PlatformError(_no_view(folder, "only Linux has overlays", is_trial=trial is not None))
+                raise PlatformError(_no_view(folder, "overlays require Linux", is_trial=trial is not None))
             view.mkdir()
         own = {name: value for name, value in NO_MESSAGES.items() if name not in os.environ}
         if not full:
@@ -185,10 +185,16 @@ def details_of_traces(traces: Sequence[Path]) -> dict[Path, DetailsFile]:
 
 
 def _no_view(folder: Path, reason: str, *, is_trial: bool) -> str:
-    refusal = f"there can be no copy-on-write view of {folder}: {reason}"
+    refusal = f"a copy-on-write view of {folder} is not possible: {reason}"
     if is_trial:
-        return f"{refusal}. Trials would write over each other's files, and yours: a script is not tuned without a view"
-    return f"{refusal}. --in-place runs the script where it stands: what it writes until its steps are recorded stays"
+        return (
+            f"{refusal}. Without a view, trials would overwrite each other's files and yours, so the script is "
+            "not tuned"
+        )
+    return (
+        f"{refusal}. --in-place runs the script without a view: files that it writes until its steps are recorded "
+        "remain"
+    )
 
 
 @dataclass(kw_only=True)

@@ -92,7 +92,9 @@ def wrapped_loader(file: SourceFile, line: int) -> ast.Call | None:
         return None
     own = [call for call in calls([file.tree]) if full_name(file.tree, call.func) == LOADER_OF_TORCH]
     if len(own) != 1:
-        raise NotEditableError(f"which of {len(own)} loaders Accelerate wraps for the training is not known")
+        raise NotEditableError(
+            f"the file makes {len(own)} loaders, so the one that Accelerate wraps for the training is unknown"
+        )
     return own[0]
 
 
@@ -153,7 +155,7 @@ def _refuse_others(tree: ast.AST, said: Said) -> None:
     others = [call for call in calls([tree]) if call is not said.call]
     given = {keyword.arg for call in others for keyword in call.keywords}
     for name in sorted(fields & (assigned | given)):
-        raise NotEditableError(f"the script sets {name} in another place, too")
+        raise NotEditableError(f"the script also sets {name} elsewhere")
     for call in others:
         name = last_name(call.func)
         if name in SETTERS or (name == "replace" and any(keyword.arg is None for keyword in call.keywords)):
@@ -191,7 +193,7 @@ def _of_trainer(changes: Mapping[str, Scalar], script: ScriptFacts, call: ast.Ca
         elif name in ("matmul_precision", "cudnn_tf32") and value in ("high", True) and script.device == "cuda":
             found["tf32"] = True
         elif value not in UNSAID.get(name, (None, False, "highest")) or (value == "highest" and "tf32" in given):
-            raise NotEditableError(f"TrainingArguments has no words for {name}={value}")
+            raise NotEditableError(f"TrainingArguments cannot express {name}={value}")
     return found
 
 
@@ -201,7 +203,7 @@ def _of_loader(setting: str, value: Scalar, given: Collection[str | None], *, is
     if field not in given and value in DEFAULTS[setting] and not (is_option and value is not None):
         return {}
     if is_option and value is None:
-        raise NotEditableError(f"an option cannot take {field} back: leave --{field} out of the command")
+        raise NotEditableError(f"an option cannot reset {field}: remove --{field} from the command")
     return {field: value}
 
 

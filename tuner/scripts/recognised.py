@@ -38,7 +38,7 @@ def recognised(record: ScriptRecord) -> tuple[Item, ...]:
         _item("precision", _precision(record)),
         _item("accumulation", _accumulation(record), "none"),
         _item("clipping", ", ".join(record.notes.get("clipping", {})), "none"),
-        _item("schedule", ", ".join(record.notes.get("schedulers", {})), "no scheduler of torch"),
+        _item("schedule", ", ".join(record.notes.get("schedulers", {})), "no torch scheduler"),
         _item("compile", _compile(record), "not compiled"),
         _item("wrappers", _wrappers(record), "none"),
         _item("trainer", _trainer(record.trainer), "the script's own loop"),
@@ -69,8 +69,8 @@ def remarks_on_processes(trained: Sequence[ScriptRecord]) -> tuple[str, ...]:
     if alone < 2:
         return ()
     return (
-        f"{alone} processes train without a process group: one is profiled. If they update the same parameters, "
-        "the order of their updates differs from run to run, and nothing can be compared.",
+        f"{alone} processes train without a process group, and only one is profiled. If they update the same "
+        "parameters, the order of their updates differs from run to run, and runs cannot be compared.",
     )
 
 
@@ -129,7 +129,7 @@ def _model(model: ScriptModel) -> str:
     parts.append(f"{dtypes} on {model.device}")
     parts += ["channels last"] if model.channels_last else []
     parts += ["gradient checkpointing"] if model.checkpointed else []
-    parts += ["found by its parameters, not by a call"] if model.num_calls is None else []
+    parts += ["identified by its parameters, not by a call"] if model.num_calls is None else []
     return ", ".join(parts)
 
 
@@ -203,7 +203,7 @@ def _long_steps(record: ScriptRecord) -> str:
     )
     return (
         f"{len(long)} of the last {len(times)} steps took more than three times the median, together {share:.0%} of "
-        "the time: what lies in them besides the step (data, evaluation, rollout, checkpoint, other programs) is not "
+        "the time: their work besides the step (data, evaluation, rollout, checkpoint, other programs) is not "
         f"profiled{calls}."
     )
 
@@ -212,14 +212,15 @@ def _irregular(record: ScriptRecord) -> str:
     if record.step.optimizers is None or record.step.share > 1 - IRREGULAR_SHARE:
         return ""
     return (
-        f"{1 - record.step.share:.0%} of the steps have other numbers of batches or backward passes than the commonest."
+        f"{1 - record.step.share:.0%} of the steps differ from the most common one in the number of batches or "
+        "backward passes."
     )
 
 
 def _parts(record: ScriptRecord) -> str:
     if len(record.models) < 2 or len(record.step.optimizers or ()) > 1:
         return ""
-    return f"{len(record.models)} modules are called one by one: the model is never called as one."
+    return f"{len(record.models)} modules are called separately: the model is never called as a whole."
 
 
 def _counted(number: int, one: str, several: str) -> str:

@@ -200,7 +200,7 @@ class ScriptRunner:
 
         def check() -> None:
             if ended_early.is_set():
-                raise CopyError("a run beside it ended the study")
+                raise CopyError("a parallel run ended the study")
             if self._check is not None:
                 self._check()
 
@@ -253,7 +253,7 @@ class ScriptRunner:
             self._run_guarded(folder, unit, number, left_s, variables)
             return
         out_of_memory = why.kind is FailureKind.OUT_OF_MEMORY
-        raise BaselineError(f"the guard's reference: {why.message}", out_of_memory=out_of_memory)
+        raise BaselineError(f"the guard's reference failed: {why.message}", out_of_memory=out_of_memory)
 
     def _guard(self, reference: str | None, *, disturb: float = 0.0, noise: int = 0) -> dict[str, Any]:
         return {
@@ -478,7 +478,7 @@ class ScriptRunner:
         for number, window in enumerate(seen.get("windows", ())):
             begin_ns = window.pop("begin_ns")
             share = load.share(begin_ns, begin_ns + window["duration_ns"])
-            busy = f"others used {share:.0%} of the cores" if share > settings.foreign_cpu_share else None
+            busy = f"other programs used {share:.0%} of the cores" if share > settings.foreign_cpu_share else None
             found.append(
                 Window(
                     round=number,
@@ -638,6 +638,6 @@ def _effects(applied: Mapping[str, Outside], seen: Mapping[str, str]) -> tuple[E
     effects = []
     for name, outside in applied.items():
         missing = [change for change in outside.changes if change not in seen]
-        detail = outside.words if not missing else f"{', '.join(missing)}: the script never came to it"
+        detail = outside.words if not missing else f"{', '.join(missing)}: the script never reached the code to change"
         effects.append(Effect(strategy=name, took=not missing, detail=detail))
     return tuple(effects)

@@ -49,13 +49,13 @@ class SourceFile:
         in_order = sorted((begin, end, number, new) for number, (begin, end, new) in enumerate(self._edits))
         for begin, end, _, replacement in reversed(in_order):
             if end > after:
-                raise NotEditableError("two changes meet in one statement")
+                raise NotEditableError("two changes affect the same statement")
             found, after = found[:begin] + replacement + found[end:], begin
         text = found.decode()
         try:
             ast.parse(text)
         except SyntaxError:
-            raise NotEditableError("the call is written in a way that takes no further argument") from None
+            raise NotEditableError("the call's syntax does not allow another argument") from None
         return text
 
     # --- finding --------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ class SourceFile:
                 is_simple = isinstance(statement, ast.Assign | ast.AnnAssign | ast.Expr | ast.AugAssign)
                 if is_simple and statement.lineno <= line <= (statement.end_lineno or statement.lineno):
                     return body, position
-        raise NotEditableError(f"line {line} holds no assignment or call of its own")
+        raise NotEditableError(f"line {line} is not a separate assignment or call")
 
     def around(self, block: list[ast.stmt]) -> tuple[list[ast.stmt], int] | None:
         """Return the block that contains the `with` statement whose body is the given block, and its position; None if
@@ -148,8 +148,8 @@ class SourceFile:
         return self._starts[node.lineno - 1] + node.col_offset
 
     def _end(self, node: Place) -> int:
-        assert node.end_lineno is not None, "a tree that was parsed has all positions"
-        assert node.end_col_offset is not None, "a tree that was parsed has all positions"
+        assert node.end_lineno is not None, "a parsed tree has all positions"
+        assert node.end_col_offset is not None, "a parsed tree has all positions"
         return self._starts[node.end_lineno - 1] + node.end_col_offset
 
 
@@ -159,7 +159,7 @@ def _reads_as(block: str, statements: Sequence[ast.stmt]) -> bool:
         (found,) = ast.parse(f"if True:\n{block}").body
     except (SyntaxError, ValueError):
         return False
-    assert isinstance(found, ast.If), "it opens with one"
+    assert isinstance(found, ast.If), "the text begins with an if statement"
     return [ast.dump(s) for s in found.body] == [ast.dump(s) for s in statements]
 
 

@@ -108,14 +108,14 @@ def verify_script(
         RecommendationError: The changed script could not be timed.
     """
     begun = _Blocks(look, changed, directory, num_blocks, settings, seed, time.monotonic() + longest_s, say)
-    reason = STARTS_ON_CPU if shares_layout(look) else look.why_no_copy or ("" if look.copy else "none was asked for")
+    reason = STARTS_ON_CPU if shares_layout(look) else look.why_no_copy or ("" if look.copy else "none was requested")
     if not reason:
         try:
             say("starting the changed script")
             runner = ScriptRunner(look, directory, seed=seed)
             with contextlib.closing(runner.frozen(changed.start, directory / "logs" / "changed.log")) as frozen:
                 found = begun.compared(runner, ScriptRunner(frozen, directory, seed=seed), forked=True)
-            return msgspec.structs.replace(found, runs="each is a fork of a frozen copy, one of either script")
+            return msgspec.structs.replace(found, runs="each is a fork of a frozen copy, one copy for each script")
         except CopyError as error:
             reason = str(error)
     runner = ScriptRunner(look, directory, seed=seed)
@@ -193,7 +193,7 @@ def compare_losses(today: Sequence[list[float]], changed: Sequence[list[float]],
     """Return the verdict on the losses of both scripts' runs, the same number of each."""
     num = min(len(losses) for losses in (*today, *changed))
     if not num:
-        reason = "no backward pass was seen: the losses were not compared"
+        reason = "no backward pass was observed, so the losses were not compared"
         return ScriptVerification(gain=gain, same=False, reason=reason, num_losses=0, difference=0.0, tolerance=0.0)
     ends, ends_changed = ([last_quarter(losses[:num]) for losses in side] for side in (today, changed))
     fall = max(0.0, statistics.fmean(losses[0] for losses in today) - statistics.fmean(ends))
@@ -204,11 +204,13 @@ def compare_losses(today: Sequence[list[float]], changed: Sequence[list[float]],
     side = "higher" if difference > 0 else "lower"
     reason = f"same loss over the first {num} backward passes"
     if not all(map(math.isfinite, ends)):
-        reason = "the loss of the unchanged script is not finite: no other can be compared with it"
+        reason = "the loss of the unchanged script is not finite, so the losses cannot be compared"
     elif not math.isfinite(difference):
         reason = "the loss of the changed script is not finite"
     elif not same:
-        reason = f"the changed script's loss is {side} by {abs(difference):.3g}, beyond {tolerance:.3g}"
+        reason = (
+            f"the changed script's loss is {side} by {abs(difference):.3g}, more than the tolerance of {tolerance:.3g}"
+        )
     return ScriptVerification(
         gain=gain, same=same, reason=reason, num_losses=num, difference=difference, tolerance=tolerance
     )

@@ -48,7 +48,7 @@ def enter_view(folder: Path, scratch: Path) -> None:
     try:
         _cover(folder, scratch)
     except OSError as error:
-        raise ViewError(f"this system lets no namespace mount ({error.strerror})") from None
+        raise ViewError(f"this system does not allow mounts in a namespace ({error.strerror})") from None
     os.chdir(folder)
     if outside == 0 and _cuda_status() != 0:
         raise ViewError("CUDA does not start in a user namespace here")
@@ -92,7 +92,7 @@ def _unshare() -> None:
             Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1", encoding="ascii")
             Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1", encoding="ascii")
         except OSError as error:
-            raise ViewError(f"this system allows no mount namespace ({error.strerror})") from None
+            raise ViewError(f"this system does not allow mount namespaces ({error.strerror})") from None
 
 
 def _overlay(source: Path, target: Path, layer: Path) -> None:

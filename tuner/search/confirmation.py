@@ -175,7 +175,7 @@ def early_end(judged: Sequence[Finalist]) -> str:
     if judged and judged[0].is_proven:
         return "the gain was proven"
     if judged and all(finalist.is_hopeless for finalist in judged):
-        return "more blocks would hardly have proven a gain"
+        return "more blocks were unlikely to prove a gain"
     return ""
 
 

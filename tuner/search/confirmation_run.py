@@ -128,7 +128,7 @@ class ConfirmationRun:
 
     def _how_confirmed(self, num_starts: int) -> str:
         wanted = self._settings.confirm_blocks
-        short = f": not the {wanted} asked for, because the budget was spent" if self._short_of_time else ""
+        short = f": fewer than the {wanted} requested, because the budget was spent" if self._short_of_time else ""
         short = f": ended early, because {self._ended_early}" if self._ended_early else short
         return f"{num_starts} starts against the baseline in random order{short}"
 

@@ -261,7 +261,7 @@ class Designer:
             return
         situation = self.knowledge.situation(self.reference)
         self.findings = diagnose(Evidence(situation=situation)) if situation else ()
-        self._record("baseline", "measured", "what gains are measured against", self.reference)
+        self._record("baseline", "measured", "the reference for all gains", self.reference)
         for suggestion in self._suggestions():
             outcome = yield suggestion
             if suggestion.purpose is Purpose.BASELINE:
@@ -277,7 +277,7 @@ class Designer:
             moves = [move for move in self.space.moves if move.key in wanted]
             candidate = self.space.combine(self.reference, moves)
             if candidate is not None and not self.knowledge.was_run(candidate) and self._can_run(candidate):
-                reason = "won for a similar workload on such hardware"
+                reason = "best for a similar workload on similar hardware"
                 yield self._suggestion(Proposal(candidate=candidate, reason=reason), "past")
         while self.history.num_left > 0:
             proposals = self.search.suggest(self.history)
@@ -440,7 +440,7 @@ class Designer:
             chance = 0.0 if impossible else self._chance(move)
             left_out = impossible is None and ended != NOTHING_LEFT and chance > UNLIKELY
             self._num_left_out += left_out
-            unlikely = f"{chance:.0%} likely to save {WORTH:.0%} of the step"
+            unlikely = f"{chance:.0%} chance of saving {WORTH:.0%} of the step"
             self._record(
                 "end", "not_tried", impossible or (why_left_out if left_out else unlikely), None, [move], (), bound
             )

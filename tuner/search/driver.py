@@ -138,8 +138,8 @@ class StudyDriver:
         nearer = prepared.after(designer.failed)
         if nearer is None:
             raise BaselineError(
-                f"the workload does not fit into memory, as it is or with less of it kept: {error}. Use a smaller "
-                "global_batch or model, or a machine with more memory",
+                f"the workload does not fit into memory, even with settings that save memory: {error}. Use a "
+                "smaller global_batch or model, or a machine with more memory",
                 out_of_memory=True,
             )
         return nearer

@@ -170,12 +170,12 @@ class MemoryModel:
         peak = self._layouts.predict(candidate, pieces, self._per_rank / pieces)
         if least is not None and least > self._capacity:
             return (
-                f"would need about {least / 1e9:.3g} GB on every rank without any activation: "
+                f"would need about {least / 1e9:.3g} GB on every rank even without activations, but only "
                 f"{self._capacity / 1e9:.3g} GB can be used"
             )
         if peak is not None and peak > (1 + LAYOUT_ERROR) * self._capacity:
             return (
-                f"would need about {peak / 1e9:.3g} GB on every rank by what other layouts took: "
+                f"would need about {peak / 1e9:.3g} GB on every rank, estimated from other layouts, but only "
                 f"{self._capacity / 1e9:.3g} GB can be used"
             )
         return None

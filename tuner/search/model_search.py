@@ -330,7 +330,7 @@ class Look:
         candidate = self._grid.candidate(self._known[row])
         if worths[row] <= max(most, LEAST_WORTH) or candidate is None or not self._history.can_pay(candidate):
             return []
-        return [Proposal(candidate=candidate, reason="again: it decides which of the best is the answer")]
+        return [Proposal(candidate=candidate, reason="measured again to decide between the best candidates")]
 
     def _worth_of_repeat(self, row: int, covariance: Floats) -> float:
         candidate = self._grid.candidate(self._known[row])

@@ -165,12 +165,14 @@ class Preparation:
         except RunnerError as error:
             if known is None:
                 raise
-            raise self._refused(known, f"cannot go on here: {error}. Resume it there, or begin a new study") from None
+            raise self._refused(
+                known, f"it cannot continue here ({error}). Resume it there, or start a new study"
+            ) from None
         if known and known.hardware != environment.hardware and not self._other_hardware:
             raise self._refused(
                 known,
-                f"this is {environment.hardware.label}, or has other versions. Figures of different machines are not "
-                "compared: begin a new study",
+                f"this machine is {environment.hardware.label}, or has other versions, and figures of different "
+                "machines are not compared. Start a new study",
             )
         self._view.say(stage="looking at the workload")
         facts = self._inspect()
@@ -180,7 +182,7 @@ class Preparation:
 
     def _refused(self, known: Environment, why: str) -> StoreError:
         """Mark the study interrupted, and return the error that it cannot continue here; it can where it was begun."""
-        error = StoreError(f"study {self._study.study_id} was begun on {known.hardware.label}: {why}")
+        error = StoreError(f"study {self._study.study_id} was started on {known.hardware.label}: {why}")
         self._store.set_state(self._study.study_id, StudyState.INTERRUPTED, str(error))
         return error
 
@@ -320,8 +322,8 @@ class ReferenceMaker:
             memory.ran_out_with(candidate, pieces_of(self._space, candidate))
             candidate = next_on(ladder, memory, self._space)
         raise BaselineError(
-            "the workload does not fit into memory when the guard's reference is made, as it is or with less of it "
-            f"kept: {problem}. Use a smaller global_batch or model, or a machine with more memory",
+            "the workload does not fit into memory when the guard's reference is made, even with settings that "
+            f"save memory: {problem}. Use a smaller global_batch or model, or a machine with more memory",
             out_of_memory=True,
         )
 

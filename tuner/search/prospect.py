@@ -42,11 +42,11 @@ def _by_model(designer: Designer, search: ModelSearch) -> str:
     soon = fresh[: max(1, min(NUM_SAID, int(SOON_S / max(1.0, cost_s))))]
     seconds = sum(history.cost_s(proposal.candidate) for proposal in soon)
     left = search.probability_left
-    anything = "" if left is None else f"; anything else is {WORTH:.0%} faster with probability {left:.0%}"
+    anything = "" if left is None else f"; the chance that any other configuration is {WORTH:.0%} faster is {left:.0%}"
     return (
         f"The next {_duration(seconds)} would try {counted(len(soon), 'configuration')}: the first, "
-        f"{_changed(designer, fresh[0])}, is the best so far with probability {fresh[0].likely:.0%}"
-        f"{_expected(fresh[0])}{anything}."
+        f"{_changed(designer, fresh[0])}, has a chance of {fresh[0].likely:.0%} to become the best so "
+        f"far{_expected(fresh[0])}{anything}."
     )
 
 
@@ -54,7 +54,7 @@ def _expected(proposal: Proposal) -> str:
     """Describe the expected speed of a proposal; empty where it is no gain, and the trial would serve to learn."""
     if proposal.gain is None or proposal.gain < LEAST_SAID:
         return ""
-    return f" and expected to be {proposal.gain:.2f}× as fast as the answer"
+    return f" and is expected to be {proposal.gain:.2f}× as fast as the answer"
 
 
 def _by_bounds(designer: Designer) -> str:
@@ -71,9 +71,9 @@ def _by_bounds(designer: Designer) -> str:
     usual, bound, move, moved = max(found, key=lambda row: row[0])
     cost_s = knowledge.expected_cost_s(moved, incumbent)
     return (
-        f"{counted(len(found), 'choice')} may still pay, with a probability that this search does not know: the next, "
-        f"{_label([move])}, takes about {_duration(cost_s)}, usually saves {usual:.1%} of the step, and at most "
-        f"{bound:.0%}."
+        f"{counted(len(found), 'choice')} may still save time, but this search does not estimate how likely that "
+        f"is. The next, {_label([move])}, takes about {_duration(cost_s)}, usually saves {usual:.1%} of the step, "
+        f"and saves at most {bound:.0%}."
     )
 
 

@@ -158,7 +158,7 @@ class SearchRun:
             wanted.append(designer.incumbent)
         while again := self._not_arrived(wanted):
             self._view.say(
-                stage="measuring again", current=again[0].label, activity="the study goes on in another place"
+                stage="measuring again", current=again[0].label, activity="the study continues in another place"
             )
             for group in self._trials.together(again):
                 results = self._trials.run(group, [Purpose.MOVED] * len(group), self._ledger.num_moved)
@@ -173,8 +173,8 @@ class SearchRun:
     def _check_reference(self, result: TrialResult) -> None:
         if result.candidate == self._designer.reference and not result.ok:
             raise BaselineError(
-                "the study goes on in another place, where the configuration that gains are measured against could not "
-                f"be measured: {why_not(result)}"
+                "the study continues in another place, where the reference for its gains could not be measured: "
+                f"{why_not(result)}"
             )
 
     # --- telling ------------------------------------------------------------------------------

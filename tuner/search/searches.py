@@ -50,7 +50,7 @@ def make_search(name: str) -> Search:
     search = entry.load()()
     missing = [method for method in ("suggest", "update") if not callable(getattr(search, method, None))]
     if missing:
-        raise ChoiceError(f"the search {name!r} of {entry.value} has no method {' and none '.join(missing)}")
+        raise ChoiceError(f"the search {name!r} of {entry.value} has no method {' and no method '.join(missing)}")
     made: Search = search
     return made
 

@@ -228,13 +228,13 @@ def check_names(only: Iterable[str], skip: Iterable[str], strategies: Sequence[S
     """
     both = sorted(set(only) & set(skip))
     if both:
-        raise ChoiceError(f"{', '.join(both)}: among the only strategies to try, and among those to skip; name it once")
+        raise ChoiceError(f"{', '.join(both)}: named in both --only and --skip; name each strategy in one of them")
     known = [strategy.name for strategy in (STRATEGIES if strategies is None else strategies)]
     for name in (*only, *skip):
         if name not in [*known, KNOBS] and not (strategies is None and is_knob(name)):
             raise ChoiceError(no_such("strategy", name, known))
     if strategies is not None and list(only) == [KNOBS] and not any(map(is_knob, known)):
-        raise ChoiceError("knobs are the only strategies to try, and the workload names none: see Workload.knobs")
+        raise ChoiceError("only knobs are to be tried, but the workload defines none: set Workload.knobs")
 
 
 def _is_among(strategy: str, names: Iterable[str]) -> bool:

@@ -93,7 +93,7 @@ def compare_curves(baseline: tuple[LossCurve, ...], recommended: LossCurve, num_
     else:
         side = "higher" if difference > 0 else "lower"
         same = difference < 0
-        reason = f"the loss is {side} by {abs(difference):.3g}, beyond {tolerance:.3g}"
+        reason = f"the loss is {side} by {abs(difference):.3g}, more than the tolerance of {tolerance:.3g}"
     return Verification(
         num_steps=num_steps,
         same=same,

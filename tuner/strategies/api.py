@@ -88,7 +88,7 @@ def _allowed_by(annotation: Any) -> tuple[Scalar | range, ...]:
         return (False, True)
     if get_origin(annotation) is Annotated:
         return tuple(annotation.__metadata__)
-    assert get_origin(annotation) is Literal, f"{annotation} does not say which values it allows"
+    assert get_origin(annotation) is Literal, f"{annotation} must list the allowed values, as Literal and Annotated do"
     return get_args(annotation)
 
 

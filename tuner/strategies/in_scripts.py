@@ -24,7 +24,7 @@ def outside_of(
     found = {}
     for name in candidate.choices:
         outside = known[name].outside(choices[name], script)
-        assert isinstance(outside, Outside), f"the space has no choice of {name} that needs a Workload"
+        assert isinstance(outside, Outside), f"the space must not contain choices of {name} that need a Workload"
         found[name] = outside
     return found
 

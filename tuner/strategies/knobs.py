@@ -34,7 +34,7 @@ class Knob(Strategy):
     def __init__(self, facts: KnobFacts) -> None:
         self._facts = facts
         self.name = PREFIX + facts.name  # type: ignore[misc]
-        self.summary = f"the workload's own {facts.name}"  # type: ignore[misc]
+        self.summary = f"knob of the workload: its attribute {facts.name}"  # type: ignore[misc]
         self.defaults = {"value": facts.today}  # type: ignore[misc]
         self.values = {"value": (facts.today, *facts.values)}  # type: ignore[misc]
         self.has_order = facts.ordered  # type: ignore[misc]
@@ -61,7 +61,10 @@ class Knob(Strategy):
         effect = super().took_effect(evidence, choice)
         if not effect.took or evidence["read"]:
             return effect
-        detail = f"the attribute is set, and no method but __init__ may read it: read self.{self._facts.name} there"
+        detail = (
+            "the attribute is set, but no method other than __init__ seems to read it: read "
+            f"self.{self._facts.name} where its value is used"
+        )
         return Effect(strategy=self.name, took=True, detail=detail)
 
 

@@ -64,8 +64,8 @@ def planned_steps(choices: Mapping[str, Choice]) -> tuple[PlannedStep, ...]:
         choice = strategy.completed(choices[strategy.name])
         if unknown := choice.keys() - strategy.defaults:
             raise ChoiceError(
-                f"{strategy.name} has no {', '.join(sorted(unknown))} in this version of Steptune: "
-                "show the plan with the version that tuned"
+                f"{strategy.name} has no parameter {', '.join(sorted(unknown))} in this version of Steptune: show "
+                "the plan with the version that ran the study"
             )
         for name, value in strategy.environment_variables(choice).items():
             variables.append(PlannedStep(stage=BEFORE_TORCH, does=f"{name}={value}", strategy=strategy.name))

@@ -53,13 +53,13 @@ def _of_other_packages(known: Sequence[Strategy]) -> Iterator[Strategy]:
             made = entry.load()
             strategy = made() if isinstance(made, type) and issubclass(made, Strategy) else None
         except Exception as error:
-            raise ChoiceError(f"{where} cannot be loaded ({error}): mend or uninstall its package") from error
+            raise ChoiceError(f"{where} cannot be loaded ({error}): repair or uninstall its package") from error
         if strategy is None or not hasattr(strategy, "name"):
             raise ChoiceError(f"{where} must be a subclass of Strategy with a `setting`")
         if strategy.name in names:
             raise ChoiceError(
-                f"{where} has the name {strategy.name!r}, which a strategy of {names[strategy.name]} has: give it "
-                "another one"
+                f"{where} is named {strategy.name!r}, but {names[strategy.name]} already has a strategy with this "
+                "name: choose another name"
             )
         names[strategy.name] = entry.value
         yield strategy

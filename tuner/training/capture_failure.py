@@ -31,33 +31,39 @@ _COPIES = re.compile(r"aten::(_to_copy|to|copy_|_pin_memory|pin_memory|lift_fres
 _REASONS: tuple[tuple[re.Pattern[str], str], ...] = (
     (
         _READS,
-        "the host reads a value of the device and waits for it, as .item(), float() and an `if` on a tensor do: "
-        "compute with the tensor, as torch.where does",
+        "the host reads a device value and waits for it, as .item(), float() or an `if` on a tensor does: keep "
+        "the computation on tensors, for example with torch.where",
     ),
     (
         _SHAPES,
-        "the shape of the result depends on values, which the host waits for: keep the shape, as torch.where and "
-        "masked_fill do",
+        "the shape of the result depends on device values, for which the host waits: keep shapes fixed, for "
+        "example with torch.where or masked_fill",
     ),
     (
         _COPIES,
-        "it copies between host and device and waits: make such tensors once, or on the device",
+        "the operator copies between host and device and waits: create such tensors once, or on the device",
     ),
 )
 _TEXTS: tuple[tuple[str, str], ...] = (
-    ("CUDAGeneratorImpl", "it reads or sets the random generator, which the graph controls while it is recorded"),
-    ("capturable is False", "the optimizer keeps its step count on the host: use a capturable one"),
-    ("cudaErrorStreamCaptureUnjoined", "work on another stream was not joined to the one that is recorded"),
-    ("cudaErrorStreamCaptureIsolation", "it depends on work that was launched before the recording, on another stream"),
-    ("cudaErrorStreamCaptureImplicit", "it uses the legacy default stream: launch it on torch's current stream"),
-    (WAITS, "the host waits for the device, as .cpu() and making a tensor of Python's numbers on it do"),
+    ("CUDAGeneratorImpl", "the step reads or sets the random generator, which the graph controls during recording"),
+    ("capturable is False", "the optimizer keeps its step count on the host: use an optimizer with capturable=True"),
+    ("cudaErrorStreamCaptureUnjoined", "work on another stream was not joined to the recorded stream"),
+    (
+        "cudaErrorStreamCaptureIsolation",
+        "the step depends on work that was launched on another stream before the recording",
+    ),
+    (
+        "cudaErrorStreamCaptureImplicit",
+        "the step uses the legacy default stream: launch its work on torch's current stream",
+    ),
+    (WAITS, "the host waits for the device, as .cpu() or creating a device tensor from Python numbers does"),
     (
         "cudaErrorStreamCaptureUnsupported",
         "the host waits for the device, or makes a call that is not permitted during recording",
     ),
     (
         "operation not permitted when stream is capturing",
-        "the host waits for the device, or calls what is not permitted",
+        "the host waits for the device, or makes a call that is not permitted during recording",
     ),
 )
 
@@ -81,7 +87,7 @@ def reason_of(error: BaseException, operator: str = "") -> str:
     for pattern, reason in _REASONS:
         if operator and pattern.match(operator):
             return reason
-    return next((reason for part, reason in _TEXTS if part in text), "it cannot be recorded")
+    return next((reason for part, reason in _TEXTS if part in text), "the reason is unknown")
 
 
 def waits(error: BaseException) -> bool:

@@ -346,8 +346,8 @@ class _Recording:
                 static.copy_(found[name], non_blocking=True)
         if len(weights) > 1 and not all(weights):
             raise CaptureError(
-                f"micro-batch {list(weights).index(0) + 1} of {len(weights)} has no token, so that its loss is not a "
-                "number, and a graph can leave none out: use fewer micro-batches (micro_batch), or drop such samples"
+                f"micro-batch {list(weights).index(0) + 1} of {len(weights)} contains no tokens, so its loss is "
+                "NaN, and a CUDA graph cannot skip it: use fewer micro-batches (micro_batch), or drop such samples"
             )
         if self.weights is not None and weights != self.last_weights:
             for number, weight in enumerate(weights):
@@ -366,8 +366,8 @@ def make_capturable(optimizer: torch.optim.Optimizer, device: torch.device) -> N
     if not all("capturable" in group for group in optimizer.param_groups):
         if not isinstance(optimizer, torch.optim.SGD):  # which counts no steps
             raise CaptureError(
-                f"{type(optimizer).__name__} has no capturable form, so its update cannot be recorded: use one of "
-                "torch.optim that has it, as AdamW"
+                f"{type(optimizer).__name__} does not support capturable=True, so its update cannot be recorded: "
+                "use an optimizer that does, such as torch.optim.AdamW"
             )
         return
     if device.type == "cpu":
@@ -384,8 +384,8 @@ def _check_hooks(optimizer: torch.optim.Optimizer) -> None:
     if hooks:
         names = ", ".join(sorted({getattr(hook, "__qualname__", type(hook).__name__) for hook in hooks.values()}))
         raise CaptureError(
-            f"{type(optimizer).__name__} calls hooks around its update ({names}), and a replay would not: do their "
-            "work in the workload, or remove them"
+            f"{type(optimizer).__name__} calls hooks around its update ({names}), which a replay would skip: move "
+            "their work into the workload, or remove them"
         )
 
 
@@ -407,8 +407,8 @@ def _format(name: str, leaf: Any) -> Any:
         return (repr(leaf),)
     kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
     raise CaptureError(
-        f"a batch holds a {kind}{f' at {name}' if name else ''}, whose contents a graph would keep from the batch that "
-        "was recorded: return dense tensors in dicts, lists, tuples or dataclasses"
+        f"a batch contains a {kind}{f' at {name}' if name else ''}, whose contents a CUDA graph would keep from "
+        "the recorded batch: return dense tensors in dicts, lists, tuples or dataclasses"
     )
 
 
@@ -432,8 +432,14 @@ def _changes(signatures: Sequence[Key]) -> str:
     shapes = [f"[{', '.join(found[0] for _, found in leaves if len(found) > 1)}]" for leaves in signatures]
     seen = ", ".join(dict.fromkeys(shapes))
     if len(set(shapes)) > 1:
-        return f"batches came in {len(set(shapes))} shapes ({seen}), and a graph holds one: pad them to a few lengths"
-    return "batches contain numbers or texts that change, and a graph would repeat the first ones: make them tensors"
+        return (
+            f"batches have {len(set(shapes))} shapes ({seen}), and each shape needs its own CUDA graph: pad "
+            "batches to a few lengths"
+        )
+    return (
+        "batches contain numbers or strings that change, but a CUDA graph would repeat the recorded ones: convert "
+        "them to tensors"
+    )
 
 
 def _clear_gradients(job: TrainingJob) -> None:

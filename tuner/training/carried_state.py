@@ -127,13 +127,15 @@ class CarriedState:
         others = {t.device.type for t in attribute.leaves if _is_tensor(t)} - {self._job.device.type}
         if others:
             raise CaptureError(
-                f"{attribute.name} is on the {', '.join(sorted(others))} and changes with every step, which a graph of "
-                f"the {self._job.device.type} does not: make it a buffer (register_buffer), which moves with the model"
+                f"{attribute.name} is on the {', '.join(sorted(others))} and changes in every step, but a CUDA "
+                f"graph on the {self._job.device.type} would not update it: register it as a buffer "
+                "(register_buffer), so that it moves with the model"
             )
         if is_new:
             raise CaptureError(
-                f"{attribute.name} is made in the first step and changed in place from then on, so that the steps that "
-                "warm up a recording cannot be undone in it: make it with its module (register_buffer)"
+                f"{attribute.name} is created in the first step and changed in place from then on, so Steptune "
+                "cannot undo its changes after the warm-up steps: create it together with its module "
+                "(register_buffer)"
             )
 
 
@@ -141,14 +143,14 @@ def _set_anew(old: _Attribute | None, new: _Attribute | None) -> str:
     found = new or old
     assert found is not None
     if found.is_tensor:
-        how = "holds a new tensor after every step, which the next one reads"
+        how = "holds a new tensor after every step, which the next step reads"
     elif any(_is_tensor(leaf) for leaf in found.leaves):
-        how = "holds new tensors after every step, which the next one may read"
+        how = "holds new tensors after every step, which the next step may read"
     else:
-        how = f"changes with every step (from {_shown(old)} to {_shown(new)})"
+        how = f"changes in every step (from {_shown(old)} to {_shown(new)})"
     return (
-        f"{found.name} {how}: a graph runs no Python and would keep what the recorded step found there. Make it a "
-        "buffer (register_buffer) and change it in place, as self.count.add_(1) does"
+        f"{found.name} {how}, but a CUDA graph runs no Python and would keep the value of the recorded step: "
+        "register it as a buffer (register_buffer) and change it in place, for example with self.count.add_(1)"
     )
 
 

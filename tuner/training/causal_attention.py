@@ -126,16 +126,16 @@ class CausalLook:
     def refusal(self) -> str:
         """Reason why the flag alone expresses less than the mask, or cannot be set; empty where they are equivalent."""
         if not self._models:
-            return "the model computes its own attention masks, or none"
+            return "requires a transformers model, whose attention masks Steptune can replace"
         if self._given:
-            return f"the workload gives the model {' and '.join(sorted(self._given))}, which the mask follows"
+            return f"the workload passes {' and '.join(sorted(self._given))} to the model, on which the mask depends"
         if self._masked or not self._plain:
-            return "not all attention of the model is causal"
+            return "not all attention layers of the model are causal"
         for inner in self._models:
             if len(_models_of(inner)) == 1 and inner not in self._called:
                 return f"{type(inner).__name__} was not called in the inspected step, so its inputs are unknown"
             if inner.config._attn_implementation != MASKED or not inner._can_set_attn_implementation():
-                return f"the attention of {type(inner).__name__} cannot be set"
+                return f"the attention implementation of {type(inner).__name__} cannot be changed"
             if any(getattr(inner.config, name, None) is not None for name in WINDOWS):
-                return f"{type(inner).__name__} may look at a window of the tokens"
+                return f"{type(inner).__name__} may use sliding-window attention, which is_causal cannot express"
         return ""

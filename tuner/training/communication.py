@@ -39,7 +39,7 @@ def attach(
 
     wanted = arguments.compression
     if arguments.local_sgd is not None:
-        assert wanted is None, "nothing is sent that could be compressed"
+        assert wanted is None, "local SGD sends no gradients that could be compressed"
         model.register_comm_hook(LocalSgd(model, arguments.local_sgd), lambda state, bucket: state.reduce(bucket))
         return
     half = arguments.param_dtype
@@ -50,8 +50,8 @@ def attach(
         return
     if wanted is not None and wanted.method == "dgc" and getattr(scheduler, "cycle_momentum", False):
         raise UnsupportedError(
-            f"deep gradient compression takes over the momentum, which {type(scheduler).__name__} changes: "
-            "give it cycle_momentum=False"
+            f"deep gradient compression replaces the optimizer's momentum, which {type(scheduler).__name__} "
+            "changes: create the scheduler with cycle_momentum=False"
         )
     lane = Lane(model.device, group_of_lane(model))
     compression = None if wanted is None else build(optimizer, wanted, max_grad_norm, lane)
@@ -59,7 +59,9 @@ def attach(
         compression.dense_itemsize = 4
     state: Compression | Hierarchy | None = compression
     if arguments.hierarchical:
-        assert compression is None or isinstance(compression, FlatCompression), "between hosts there are parts only"
+        assert compression is None or isinstance(compression, FlatCompression), (
+            "two-level all-reduce requires a compression that works on parts of tensors"
+        )
         state = Hierarchy(make_levels(), lane, compression, widens=widens)
     model.register_comm_hook(state, lambda state, bucket: state.reduce(bucket))
 
@@ -101,7 +103,7 @@ def build(
             from steptune.tuner.training.compression.deep_gradient import DeepGradient
 
             return DeepGradient(lane, optimizer, arguments.ratio, arguments.warm_up_steps, max_grad_norm)
-    raise AssertionError(f"no compression is called {arguments.method!r}")
+    raise AssertionError(f"unknown compression method {arguments.method!r}")
 
 
 def step_hook_of(model: torch.nn.Module) -> StepHook | None:

@@ -184,8 +184,9 @@ class _Feed:
         self._failed += 1
         if self._failed == GIVEN_UP_AFTER:
             warnings.warn(
-                "workers begin no epoch ahead any more: its order was not known before it began. Something else draws "
-                "from the generator that the sampler shuffles by; give the sampler a generator of its own",
+                "workers no longer begin epochs early, because the order of an epoch was not known before it "
+                "began: other code draws from the sampler's random generator, so give the sampler its own "
+                "generator",
                 stacklevel=4,
             )
 
@@ -216,7 +217,9 @@ class _Feed:
                 self._twin = copy.deepcopy(self._sampler, {id(self._dataset): self._dataset})
             except Exception as error:  # a sampler may hold anything
                 self._failed = GIVEN_UP_AFTER
-                warnings.warn(f"workers begin no epoch ahead: the sampler cannot be copied ({error})", stacklevel=2)
+                warnings.warn(
+                    f"workers do not begin epochs early, because the sampler cannot be copied ({error})", stacklevel=2
+                )
                 return False
             self._apart = generator_states()
         with self._generators_apart():

@@ -156,16 +156,16 @@ class _Buffer:
         for parameter, address in zip(self.parameters, self._addresses, strict=True):
             if parameter.data_ptr() != address:
                 raise UnsupportedError(
-                    f"a parameter of shape {tuple(parameter.shape)} was given other memory than its part of the buffer "
-                    "that is updated, as flatten_parameters() and `parameter.data = ...` do: copy into it instead "
-                    "(parameter.copy_), or train without contiguous parameters"
+                    f"a parameter of shape {tuple(parameter.shape)} no longer uses its part of the contiguous "
+                    "buffer, as after flatten_parameters() or `parameter.data = ...`: copy the new values into it "
+                    "instead (parameter.copy_), or train without contiguous parameters"
                 )
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         if len(gradients) < len(self.parameters):
             missing = next(p for p in self.parameters if p.grad is None)
             raise UnsupportedError(
-                f"a parameter of shape {tuple(missing.shape)} got no gradient, and contiguous parameters are updated "
-                "all together: give it one in every step, or train without contiguous parameters"
+                f"a parameter of shape {tuple(missing.shape)} has no gradient, but contiguous parameters are all "
+                "updated together: use the parameter in every step, or train without contiguous parameters"
             )
         torch._foreach_copy_(self.gradients, gradients)
         if self._padding:  # clipping a gradient that is not finite left no numbers there
@@ -195,8 +195,8 @@ class _Buffer:
         first = pieces[0]
         if len({(*sorted(piece), float(piece.get("step", 0))) for piece in pieces}) > 1:
             raise UnsupportedError(
-                "the optimizer's state has parameters of different ages, and contiguous parameters are updated all "
-                "together: load it without contiguous parameters"
+                "the parameters in the optimizer's state differ in step count or entries, but contiguous "
+                "parameters are all updated together: load this state without contiguous parameters"
             )
         joined: dict[str, Any] = {}
         for key, value in first.items():

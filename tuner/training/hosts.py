@@ -53,7 +53,7 @@ def make_levels() -> Levels:
     sizes = {len(ranks) for ranks in hosts}
     if len(sizes) != 1:
         counts = ", ".join(str(len(ranks)) for ranks in hosts)
-        raise UnsupportedError(f"two levels need as many ranks on every host; these have {counts}")
+        raise UnsupportedError(f"two-level all-reduce requires the same number of ranks on every host, got {counts}")
     inside, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in hosts])
     between, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in zip(*hosts, strict=True)])
     return Levels(inside=inside, between=between, ranks_per_host=sizes.pop(), num_hosts=len(hosts))
@@ -74,8 +74,8 @@ def ring_group() -> Any:
         return dist.group.WORLD
     if not _can_order():
         warnings.warn(
-            f"ranks of {len(set(hosts))} hosts are interleaved, and this torch sorts the ranks of every group: start "
-            "ranks host by host, or install torch 2.13",
+            f"the ranks of {len(set(hosts))} hosts are interleaved, and this version of torch cannot reorder "
+            "ranks within a process group: start ranks host by host, or install torch 2.13",
             UserWarning,
             stacklevel=2,
         )

@@ -65,8 +65,8 @@ def build_initialised(make_model: Callable[[], torch.nn.Module], path: Path) -> 
     if found != metadata["structure"]:
         changed = sorted({str(item) for item in found} ^ {str(item) for item in metadata["structure"]})[:4]
         raise WorkloadRejectedError(
-            "model() does not build the same model every time; differing pieces: "
-            f"{', '.join(changed)}. Make its structure independent of random numbers, global state and knobs"
+            f"model() must build the same structure every time; these parts differ: {', '.join(changed)}. Make "
+            "the structure independent of random numbers, global state and knobs"
         )
     for name, tensor in named_state(model):
         tensor.data = with_strides(state[name], dense_strides(tensor))

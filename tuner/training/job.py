@@ -284,8 +284,8 @@ class TrainingJob:
         groups = self.optimizer.param_groups
         if len(state_dict["param_groups"]) != len(groups):
             raise WorkloadRejectedError(
-                f"the optimizer's state has {len(state_dict['param_groups'])} groups, and the optimizer {len(groups)}: "
-                "load it into one with the same groups"
+                f"the saved optimizer state has {len(state_dict['param_groups'])} parameter groups, but the "
+                f"optimizer has {len(groups)}: load the state into an optimizer with the same groups"
             )
         state = self.layout.own_optimizer_state(state_dict, self.optimizer)
         state = in_layouts(state, layouts_of([p for group in groups for p in group["params"]]))
@@ -312,8 +312,9 @@ class TrainingJob:
         for name, value in own.items() if state_dict else ():
             if state_dict.get(name) != value:
                 raise WorkloadRejectedError(
-                    f"the state of a rank has {name} {state_dict.get(name)!r}, and this job {value!r}: give every rank "
-                    "its own, on as many ranks with the same settings, or do not load it"
+                    f"the saved state of this rank has {name} {state_dict.get(name)!r}, but this job has "
+                    f"{value!r}: load each rank's own state with the same settings and number of ranks, or do not "
+                    "load it"
                 )
         keeper = self._keeper()
         if keeper is not None and state_dict:

@@ -57,8 +57,9 @@ class MasterWeights(StepHook):
         held = [p for group in optimizer.param_groups for p in group["params"] if id(p) in sixteen_bit]
         if held:
             raise WorkloadRejectedError(
-                f"{type(optimizer).__name__} holds {len(held)} 16-bit parameters of the model, so that their FP32 "
-                "masters would not be trained: build it from the named_parameters that optimizer() is given"
+                f"{type(optimizer).__name__} holds {len(held)} 16-bit parameters of the model, so their FP32 "
+                "master weights would not be trained: build the optimizer from the named_parameters that "
+                "optimizer() receives"
             )
 
     def after_micro_batch(self, model: torch.nn.Module) -> None:

@@ -33,7 +33,8 @@ def split_batch(workload: Workload, batch: Any, count: int) -> tuple[list[Any], 
     length = batch_length(batch)
     if length is None or length < count:
         raise WorkloadRejectedError(
-            f"a batch cannot be cut into {count} pieces: its tensors have no common first dimension"
+            f"a batch cannot be split into {count} micro-batches: its tensors need a common first dimension "
+            f"of at least {count}"
         )
     return split_at(workload, batch, [length * number // count for number in range(count + 1)])
 

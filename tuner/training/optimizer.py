@@ -107,9 +107,10 @@ def check_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float], schedu
         first = float(group.get("initial_lr", rate))
         if first != rate:
             raise UnsupportedError(
-                f"{type(scheduler).__name__} begins with a learning rate of its own, {first:g}, instead of the "
-                f"optimizer's, {rate:g}, so that no other rate can be given to it: compute its rates from the "
-                "optimizer's groups, or leave the learning rate as it is (larger_global_batch: rule none)"
+                f"{type(scheduler).__name__} starts with its own learning rate, {first:g}, instead of the "
+                f"optimizer's, {rate:g}, so Steptune cannot change the learning rate: compute the scheduler's "
+                "rates from the optimizer's groups, or leave the learning rate unchanged (larger_global_batch: "
+                "rule none)"
             )
 
 
@@ -118,9 +119,12 @@ def _use_kernel(optimizer: torch.optim.Optimizer, name: str, plan: Plan) -> None
 
     arguments, wrap = plan.optimizer, plan.wrap
     for is_there, what in (
-        (wrap.shards_optimizer or wrap.shards_parameters or wrap.mesh is not None, "an optimizer that ranks share"),
+        (
+            wrap.shards_optimizer or wrap.shards_parameters or wrap.mesh is not None,
+            "an optimizer that is sharded across ranks",
+        ),
         (arguments.capturable, "a CUDA graph of the step"),
-        (arguments.contiguous, "contiguous parameters, which lose their norms"),
+        (arguments.contiguous, "contiguous parameters, which lose per-parameter norms"),
     ):
         if is_there:
             raise UnsupportedError(f"fused_kernels: {name} does not support {what}")
@@ -135,9 +139,9 @@ def _check_has_rates(optimizer: torch.optim.Optimizer) -> None:
         if "lr" not in group:
             held = ", ".join(key for key in group if key != "params")
             raise UnsupportedError(
-                f"{type(optimizer).__name__} has a group without lr (it has: {held}), so that its learning rate can be "
-                "neither scaled nor given to another optimizer: name it lr, or leave out optimizer_algorithm "
-                "and larger_global_batch"
+                f"{type(optimizer).__name__} has a parameter group without lr (it has: {held}), so its learning "
+                "rate can be neither scaled nor passed to another optimizer: name the learning rate lr, or leave "
+                "out optimizer_algorithm and larger_global_batch"
             )
 
 
@@ -150,9 +154,9 @@ def _check_new(optimizer: torch.optim.Optimizer) -> None:
     lost += [f"hooks ({', '.join(hooks)})"] if hooks else []
     if lost:
         raise UnsupportedError(
-            f"{type(optimizer).__name__} comes from Workload.optimizer with {' and '.join(lost)}, which would be lost "
-            "when it is built again to run otherwise: return it as its constructor makes it, and load a state with "
-            "load_optimizer_state_dict"
+            f"Workload.optimizer returns {type(optimizer).__name__} with {' and '.join(lost)}, which would be "
+            "lost when Steptune rebuilds the optimizer: return a newly constructed optimizer, and load its state "
+            "with load_optimizer_state_dict"
         )
 
 
@@ -165,7 +169,7 @@ def _flags(optimizer: torch.optim.Optimizer, implementation: str | None) -> dict
     offered = inspect.signature(type(optimizer).__init__).parameters
     if implementation != "for_loop" and implementation not in offered:
         raise UnsupportedError(
-            f"{type(optimizer).__name__} has no {implementation} implementation: leave optimizer_implementation out"
+            f"{type(optimizer).__name__} has no {implementation} implementation: leave out optimizer_implementation"
         )
     return {name: name == implementation for name in ("foreach", "fused") if name in offered}
 
@@ -175,9 +179,9 @@ def _check_dense(optimizer: torch.optim.Optimizer) -> None:
     for parameter in (p for group in optimizer.param_groups for p in group["params"]):
         if not hasattr(parameter, "to_local") and not is_dense(parameter):
             raise UnsupportedError(
-                f"a fused update needs parameters without gaps in memory; one of shape {tuple(parameter.shape)} has "
-                f"strides {tuple(parameter.stride())}: copy it (parameter.data = parameter.data.clone()), or leave "
-                "optimizer_implementation out"
+                "a fused update requires parameters without gaps in memory, got one of shape "
+                f"{tuple(parameter.shape)} with strides {tuple(parameter.stride())}: copy it (parameter.data = "
+                "parameter.data.clone()), or leave out optimizer_implementation"
             )
 
 

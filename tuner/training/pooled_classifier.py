@@ -28,8 +28,8 @@ def pool_tokens(model: torch.nn.Module, workload: Workload) -> torch.nn.Module:
     found = workload.class_token(model)
     if found is None:
         raise UnsupportedError(
-            f"{type(model).__name__} has no class token that is known: implement Workload.class_token, or leave the "
-            "model as it is"
+            f"the class token of {type(model).__name__} is unknown: implement Workload.class_token, or leave out "
+            "pooled_classifier"
         )
     first_block, last_norm = found
     first_block.register_forward_pre_hook(drop_class_token)

@@ -139,7 +139,7 @@ class SavedActivations:
     def _untouched(self) -> set[int]:
         """Return the storages of parameters, buffers and the batch, which are not encoded; looked up once per pass."""
         if self._others is None:
-            assert self._model is not None, "attach comes before the first step"
+            assert self._model is not None, "attach must be called before the first step"
             state = (*self._model.parameters(), *self._model.buffers())
             self._others = {tensor.untyped_storage()._cdata for tensor in state}
             self._others |= {storage.cdata for storage in self._batch}

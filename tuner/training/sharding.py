@@ -147,7 +147,7 @@ def _mesh(sharding: ShardingArguments, device: torch.device) -> DeviceMesh:
     hosts = members_of(host_of_ranks())
     if len({len(ranks) for ranks in hosts}) != 1:
         counts = ", ".join(str(len(ranks)) for ranks in hosts)
-        raise UnsupportedError(f"hybrid sharding needs as many ranks on every host; these have {counts}")
+        raise UnsupportedError(f"hybrid sharding requires the same number of ranks on every host, got {counts}")
     return DeviceMesh(device.type, [list(ranks) for ranks in hosts], mesh_dim_names=("between", "inside"))
 
 
@@ -163,8 +163,8 @@ def _check_reduces_on_cpu() -> None:
     config = get_backend_config()
     if "cpu:" not in config:
         raise UnsupportedError(
-            f"offloaded parts are reduced on the CPU, and the process group has {config} only: initialise it with "
-            'init_process_group("cpu:gloo,cuda:nccl")'
+            f"CPU offload reduces gradients on the CPU, but the process group has only {config}: initialise it "
+            'with init_process_group("cpu:gloo,cuda:nccl")'
         )
 
 

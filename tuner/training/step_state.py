@@ -44,8 +44,9 @@ class StepState:
         ]
         if drawn:
             raise CaptureError(
-                f"the step draws random numbers on the host ({', '.join(drawn)}), and a graph would repeat those of "
-                "the step that was recorded: draw them on the device, as torch.rand(..., device=x.device) does"
+                f"the step draws random numbers on the host ({', '.join(drawn)}), but a CUDA graph would repeat "
+                "those of the recorded step: draw them on the device, for example with torch.rand(..., "
+                "device=x.device)"
             )
         with torch.no_grad():
             for key, tensor in self._tensors.items():
@@ -78,12 +79,14 @@ def initial_state(optimizer: torch.optim.Optimizer) -> dict[Any, dict[str, Any]]
     """
     if any(group.get("momentum") and group.get("dampening") for group in optimizer.param_groups):
         raise CaptureError(
-            f"{type(optimizer).__name__} with dampening treats its first update unlike all others, which a graph "
-            "cannot: set dampening to 0"
+            f"{type(optimizer).__name__} with dampening handles its first update differently from all others, "
+            "which a CUDA graph cannot do: set dampening to 0"
         )
     initialise = getattr(optimizer, "_init_group", None)
     if initialise is None:
-        raise CaptureError(f"{type(optimizer).__name__} does not say how its state begins: use one of torch.optim")
+        raise CaptureError(
+            f"the initial state of {type(optimizer).__name__} is unknown: use an optimizer from torch.optim"
+        )
     kept = optimizer.state
     optimizer.state = defaultdict(dict)
     try:
@@ -91,8 +94,8 @@ def initial_state(optimizer: torch.optim.Optimizer) -> dict[Any, dict[str, Any]]
             initialise(group, *([] for _ in range(len(inspect.signature(initialise).parameters) - 1)))
     except KeyError as error:  # Adagrad of torch 2.11
         raise CaptureError(
-            f"{type(optimizer).__name__} gives its state {error} to parameters when it is made, not at their first "
-            "update: a later PyTorch, or another optimizer"
+            f"{type(optimizer).__name__} creates its state {error} in its constructor instead of at the first "
+            "update: use a later version of PyTorch, or another optimizer"
         ) from error
     else:
         return {parameter: {} for parameter in kept} | dict(optimizer.state)
@@ -136,5 +139,5 @@ def _host_generators(device: torch.device) -> dict[str, Any]:
         kind, keys, *rest = sys.modules["numpy"].random.get_state()
         states["NumPy's random"] = (kind, keys.tobytes(), *rest)
     if device.type != "cpu":
-        states["torch on the CPU"] = torch.get_rng_state().numpy().tobytes()
+        states["torch's CPU generator"] = torch.get_rng_state().numpy().tobytes()
     return states

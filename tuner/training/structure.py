@@ -129,9 +129,8 @@ def _describe(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return ["dataclass", _type_name(value), children(getattr(value, f.name) for f in dataclasses.fields(value))]
     raise WorkloadRejectedError(
-        f"a batch or sample holds a {type(value).__module__}.{type(value).__qualname__}, which cannot be "
-        "stored without pickle: return tensors, arrays, numbers or strings in dicts, lists, tuples or "
-        "dataclasses"
+        f"a batch or sample contains a {type(value).__module__}.{type(value).__qualname__}, which cannot be "
+        "stored without pickle: return tensors, arrays, numbers or strings in dicts, lists, tuples or dataclasses"
     )
 
 

@@ -85,7 +85,7 @@ def map_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         end = max((start + entry.offset + entry.nbytes for entry in header.tensors.values()), default=0)
         size = os.fstat(file.fileno()).st_size
         if size < end:
-            raise ValueError(f"{path} is cut off: it has {size} bytes of {end}")
+            raise ValueError(f"{path} is truncated: it has {size} of {end} bytes")
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     return {name: _view(mapping, start, entry) for name, entry in header.tensors.items()}, header.metadata
 

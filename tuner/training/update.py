@@ -109,6 +109,7 @@ def _check_step(subject: Any, when: str) -> None:
     wanted = [name for name in needed if name != "self"]
     if wanted:
         raise WorkloadRejectedError(
-            f"{type(subject).__name__}.step needs {', '.join(wanted)}, and it is called {when} without: return one "
-            "that needs nothing, or define training_step and give it what it needs there"
+            f"{type(subject).__name__}.step requires the arguments {', '.join(wanted)}, but Steptune calls it "
+            f"{when} without arguments: return one that requires none, or define training_step and pass the "
+            "arguments there"
         )

@@ -94,22 +94,22 @@ def _lines(file: BinaryIO, begin: bytes, max_bytes: int) -> Iterator[tuple[int, 
         size += len(line)
         if size > max_bytes or len(line) > MAX_LINE_BYTES:
             limit = MAX_LINE_BYTES if len(line) > MAX_LINE_BYTES else max_bytes
-            raise ValueError(f"line {number} goes beyond the limit of {limit:,} bytes")
+            raise ValueError(f"line {number} exceeds the limit of {limit:,} bytes")
         first, is_last = number == 2, line.startswith(b"]")
         if not line.endswith(b"\n") or (comma == is_last and not first):
-            raise ValueError(f"line {number} is not a record and a comma, or the last record")
+            raise ValueError(f"line {number} must be a record followed by a comma, or the last record")
         text = line.removesuffix(b"\n")
         comma = text.endswith(b",")
         yield number, text if is_last else text.removesuffix(b","), is_last
         if is_last:
             break
     if not is_last or file.read(1):
-        raise ValueError(f"line {number} is not the end of the list, or something follows it")
+        raise ValueError(f"line {number} must be the end of the list and the last line")
 
 
 def _check(line: bytes, begin: bytes) -> int:
     if line != begin:
-        raise ValueError(f"line 1 is not {begin.decode().strip()!r}")
+        raise ValueError(f"line 1 must be {begin.decode().strip()!r}")
     return len(line)
 
 

@@ -44,5 +44,5 @@ def run_as(as_user: Sequence[str], *command: str, given: str = "") -> subprocess
     except subprocess.TimeoutExpired:
         raise DisturbedError(f"{command[0]} did not end within {TIMEOUT_S:g} s") from None
     if done.returncode < 0:
-        raise DisturbedError(f"{command[0]} was ended by signal {-done.returncode}")
+        raise DisturbedError(f"{command[0]} was killed by signal {-done.returncode}")
     return done

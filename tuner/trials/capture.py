@@ -41,8 +41,8 @@ def _export(recorder: Any, path: Path) -> None:
     if not _is_whole(path):
         free = shutil.disk_usage(path.parent).free / 2**20
         raise RunnerError(
-            f"the profiler could not write its trace to {path}, where {free:.3g} MiB are free: free space, or put the "
-            "studies elsewhere with STEPTUNE_DATA_DIRECTORY"
+            f"the profiler could not write its trace to {path}, where {free:.3g} MiB are free: free disk space, or "
+            "set STEPTUNE_DATA_DIRECTORY to a folder with more space"
         )
 
 

@@ -110,7 +110,7 @@ class ServerConnection:
             # It has closed its end, and is about to end: who asks shall find it so.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(CLOSE_TIMEOUT_S)
-            raise RunnerError(f"the trial server is gone: {error}; its log is {self._log}") from None
+            raise RunnerError(f"the connection to the trial server broke: {error}; see its log {self._log}") from None
 
     def take_messages(self) -> list[FromServer]:
         """Return the messages that have arrived; call when the descriptor is readable.
@@ -123,11 +123,11 @@ class ServerConnection:
             messages = [self._decoder.decode(line) for line in self.channel.take_messages()]
         except (MessageTooLargeError, msgspec.DecodeError) as error:
             raise RunnerError(
-                f"received a malformed message from the trial server: {error}; its log is {self._log}"
+                f"received a malformed message from the trial server: {error}; see its log {self._log}"
             ) from None
         if not alive and not messages:
             status = self._process.wait(timeout=CLOSE_TIMEOUT_S)
-            raise RunnerError(f"the trial server ended with status {status}; its log is {self._log}")
+            raise RunnerError(f"the trial server exited with status {status}; see its log {self._log}")
         return messages
 
     def close(self) -> None:
@@ -154,7 +154,9 @@ class ServerConnection:
             self.channel.close()
             self._scratch.close()
             tail = _tail(self._log)
-            raise RunnerError(f"the trial server did not start (status {status}); the end of {self._log}:\n{tail}")
+            raise RunnerError(
+                f"the trial server did not start (exit status {status}). The last lines of {self._log}:\n{tail}"
+            )
 
     def _is_ready(self) -> bool:
         try:

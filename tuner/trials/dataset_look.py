@@ -65,7 +65,7 @@ def _iterable_facts(dataset: Any) -> DatasetFacts:
     began = time.perf_counter_ns()
     samples = [sample for sample, _ in zip(iterator, range(NUM_SAMPLES), strict=False)]
     if not samples:
-        raise WorkloadRejectedError("the iterable dataset yields nothing")
+        raise WorkloadRejectedError("the iterable dataset yields no samples: check its __iter__")
     return DatasetFacts(
         kind="iterable",
         length=len(dataset) if hasattr(dataset, "__len__") else None,

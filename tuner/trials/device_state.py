@@ -105,12 +105,12 @@ def why_void(reading: DeviceReading, first_power_limit_w: float | None) -> str |
         first_power_limit_w: Power limit in the trial's first window.
     """
     if reading.slowed_share is not None and reading.slowed_share > MAX_SLOWED_SHARE:
-        return f"the device was slowed down from heat for {reading.slowed_share:.0%} of the window{_at(reading)}"
+        return f"the device was slowed down by heat for {reading.slowed_share:.0%} of the window{_at(reading)}"
     harmful = [name for name in reading.limits if name in HARMFUL]
     if harmful:
         return f"the device's clock was throttled: {', '.join(harmful)}{_at(reading)}"
     if reading.foreign_share is not None and reading.foreign_share > MAX_FOREIGN_SHARE:
-        return f"others used {reading.foreign_share:.0%} of the device"
+        return f"other processes used {reading.foreign_share:.0%} of the device"
     limit, first = reading.power_limit_w, first_power_limit_w
     if limit is not None and first is not None and abs(limit - first) > POWER_LIMIT_TOLERANCE_W:
         return f"the device's power limit was changed from {first:.0f} W to {limit:.0f} W"

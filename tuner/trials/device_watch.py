@@ -94,7 +94,7 @@ def watch_device(device: torch.device) -> DeviceWatch:
     try:
         return DeviceWatch(NvmlLook(pynvml, uuid_of(device)))
     except pynvml.NVMLError as error:
-        return DeviceWatch(unmeasured=(f"the state of the device: NVML does not know it ({error})",))
+        return DeviceWatch(unmeasured=(f"the state of the device: NVML does not report it ({error})",))
 
 
 class NvmlLook:
@@ -133,7 +133,7 @@ class NvmlLook:
             ),
             reasons=self._asked("throttling", lambda: int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))) or 0,
             energy_mj=self._asked("energy", lambda: int(nvml.nvmlDeviceGetTotalEnergyConsumption(handle))),
-            thermal_ns=self._asked("time slowed down from heat", self._thermal_ns),
+            thermal_ns=self._asked("time slowed down by heat", self._thermal_ns),
             uses=self._asked("use by other processes", lambda: self._uses(since_us)) if told else None,
         )
 
@@ -182,5 +182,5 @@ class NvmlLook:
             return False
         if os.getpid() in {int(process.pid) for process in running}:
             return True
-        self._missing[what] = "the driver numbers processes otherwise than this container or sandbox does"
+        self._missing[what] = "the driver's process ids differ from those inside this container or sandbox"
         return False

@@ -137,11 +137,12 @@ def _told(error: BaseException) -> str:
         place = place_of(error)
     message = f"{name}: {text}" if text else name
     if _is_disk_full(error):
-        message = f"{message}: free space, or put the studies elsewhere with STEPTUNE_DATA_DIRECTORY"
+        message = f"{message}: free disk space, or set STEPTUNE_DATA_DIRECTORY to a folder with more space"
     message += _limit_of_memory(error)
     if _by_default_collate(error):
         message += (
-            ": the samples do not make one batch; define `collate(self, samples)` in the workload to pad or pack them"
+            ": the default collate function cannot combine the samples into a batch; define `collate(self, "
+            "samples)` in the workload to pad or pack them"
         )
     return f"{message} ({place})" if place else message
 
@@ -164,8 +165,8 @@ def _limit_of_memory(error: BaseException) -> str:
     if limit == resource.RLIM_INFINITY or isinstance(error, torch.OutOfMemoryError) or not is_out_of_memory(error):
         return ""
     return (
-        f": a process may take {limit / 2**30:.3g} GiB of private memory here. Use a smaller global_batch or model, or "
-        "allow more (--memory-limit of the study, STEPTUNE_STUDY_MEMORY_BYTES of the worker)"
+        f": the limit is {limit / 2**30:.3g} GiB of private memory per process. Use a smaller global_batch or "
+        "model, or raise the limit (--memory-limit of the study, STEPTUNE_STUDY_MEMORY_BYTES of the worker)"
     )
 
 

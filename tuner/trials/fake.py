@@ -201,7 +201,7 @@ class FakeRunner:
             )
 
     def task(self, entry: str, request: Any) -> bytes:
-        raise NotImplementedError(f"a known surface has no {entry} task")
+        raise NotImplementedError(f"a surface of known effects cannot run the {entry} task")
 
     def run(
         self,
@@ -232,7 +232,11 @@ class FakeRunner:
         return left
 
     def _out_of_memory(self, result: TrialResult) -> TrialResult:
-        failure = Failure(kind=FailureKind.OUT_OF_MEMORY, phase=Phase.WARM_UP, message="beyond the surface's memory")
+        failure = Failure(
+            kind=FailureKind.OUT_OF_MEMORY,
+            phase=Phase.WARM_UP,
+            message=("the candidate needs more memory than the surface has"),
+        )
         return TrialResult(
             trial_id=result.trial_id,
             candidate=result.candidate,

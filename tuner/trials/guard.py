@@ -172,8 +172,8 @@ def check_outputs(watch: OutputWatch, device: torch.device) -> list[GuardCheck]:
     if found is None:
         return []
     detail = (
-        f"the output of {found.name} differs from that of FP32 from the same inputs by {found.difference:.2g} unit "
-        f"roundoffs, its size by {found.size:+.2g}"
+        f"the output of {found.name} differs from the FP32 output for the same inputs by {found.difference:.2g} "
+        f"unit roundoffs, and its size by {found.size:+.2g}"
     )
     return [gated("outputs of modules", "output", found.ratio, 1.0, detail, device.type in OUTPUT_DEVICES)]
 
@@ -184,7 +184,8 @@ def check_averages(averages: Sequence[Average], watch: GradientWatch, device: to
         return []
     found = worst_average(averages, watch.states)
     detail = (
-        f"{found.name} takes {found.share:.3g} of its weight at step {found.step}, the reference {found.wanted:.3g}"
+        f"{found.name} takes a share of {found.share:.3g} of its weight at step {found.step}, but the reference's "
+        f"takes {found.wanted:.3g}"
     )
     gates = device.type in GUARDED_DEVICES
     return [gated("averages", "average", found.score, AVERAGE_LIMIT, detail, gates)]
@@ -231,14 +232,14 @@ def check_masks(
 
 def _told_excess(excess: float, scatter: Scatter) -> str:
     return (
-        f"dropout and the like scatter gradients {math.exp(excess):.2g} times as much as the reference's, allowed "
-        f"{math.exp(-scatter.limit):.2g} to {math.exp(scatter.limit):.2g} times"
+        f"dropout and similar operations scatter gradients {math.exp(excess):.2g} times as much as in the "
+        f"reference, allowed {math.exp(-scatter.limit):.2g} to {math.exp(scatter.limit):.2g} times"
     )
 
 
 def gated(name: str, kind: str, observed: float, limit: float, detail: str, gates: bool) -> GuardCheck:
     """Return a check that rejects only on devices for which its limit was measured; on others it is only shown."""
-    note = "" if gates or not detail else "; shown only, because the limit was not measured on this device"
+    note = "" if gates or not detail else "; not enforced, because the limit was not measured on this device"
     passed = observed <= limit or not gates
     return GuardCheck(name=name, kind=kind, passed=passed, observed=observed, tolerance=limit, detail=detail + note)
 
@@ -247,11 +248,13 @@ def told_deviation(found: Deviation) -> str:
     """Describe the deviation of an update from its rule."""
     if math.isinf(found.score):
         return (
-            f"{found.name} has no finite update at step {found.step}, or is updated at other steps than the reference"
+            f"{found.name} has no finite update at step {found.step}, or is updated at different steps than in the "
+            "reference"
         )
     return (
-        f"the update of {found.name} at step {found.step} differs from the optimizer's rule by {found.score:.2g} times "
-        f"what rounding allows, allowed {LIMIT:g} (its rate by {found.rate:.2g}, its decay by {found.decay:.2g})"
+        f"the update of {found.name} at step {found.step} differs from the optimizer's rule by {found.score:.2g} "
+        f"times the expected rounding error, allowed {LIMIT:g} times (its rate by {found.rate:.2g}, its decay by "
+        f"{found.decay:.2g})"
     )
 
 
@@ -266,11 +269,11 @@ def told_score(score: Score, part: str) -> str:
         "slope": f"the size of {score.name} differs",
         "scale": "the size of all tensors together differs",
         "pooled": "all tensors together differ",
-        "zeros": "elements that are zero and should not be differ",
+        "zeros": "elements that must not be zero differ",
     }[score.kind]
     return (
-        f"{part}: {what} at step {score.step} by {score.ratio:.2g} of what rounding may do at most"
-        f" ({score.excess:+.2g} along the reference)"
+        f"{part}: {what} at step {score.step} by {score.ratio:.2g} times the largest allowed rounding difference "
+        f"({score.excess:+.2g} along the reference)"
     )
 
 
@@ -439,7 +442,7 @@ class Judge:
         except (MemoryError, RuntimeError) as error:
             if num_ranks > 1 or not is_out_of_memory(error):
                 raise  # the other ranks wait for this one
-            return None, "there is no memory for a second training beside the candidate"
+            return None, "there is not enough memory for a second training next to the candidate"
 
 
 def run_guard(

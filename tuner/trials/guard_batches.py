@@ -76,5 +76,5 @@ def check_samples(job: TrainingJob) -> GuardCheck | None:
         passed=wrong == 0,
         observed=float(wrong),
         tolerance=0.0,
-        detail=f"{wrong} samples come more or less often than in the order of today",
+        detail=f"{wrong} samples come more or less often than in today's order",
     )

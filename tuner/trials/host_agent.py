@@ -104,8 +104,8 @@ class HostAgent:
                 for number in list(self._servers):
                     self._close(number)
         raise RunnerError(
-            f"the first host cannot be reached at {self._address}:{self._port}, for {patience_s:g} s ({broken}): "
-            "look at its output; `steptune resume` on all hosts goes on with the study"
+            f"the first host has been unreachable at {self._address}:{self._port} for {patience_s:g} s ({broken}): "
+            "check its output, then run `steptune resume` on all hosts to continue the study"
         )
 
     def _connected(self) -> HostLink:
@@ -150,7 +150,9 @@ class HostAgent:
         try:
             found = source_digest(parse_reference(message.workload))
             if found != message.source_digest:
-                raise PlatformError(f"{message.workload} is another file here: every host needs the same code")
+                raise PlatformError(
+                    f"{message.workload} differs from the first host's file: every host needs the same code"
+                )
         except (SteptuneError, OSError) as error:
             link.send(Refusal(reason=str(error)))
             raise PlatformError(str(error)) from None

@@ -63,8 +63,8 @@ def _target(directory: Path, link: Path) -> Path:
     target = link.resolve(strict=True)
     if not target.is_relative_to(directory.resolve()) or not target.is_file():
         raise RunnerError(
-            f"{link} is a link to {target}, which is not copied to the other hosts: only links to files inside of "
-            f"{directory} are. Copy what it names there, or let the workload open its own place, which every host has"
+            f"{link} is a link to {target}, but only links to files inside {directory} are copied to the other "
+            "hosts: copy the target into this folder, or let the workload open a path that exists on every host"
         )
     return target
 
@@ -141,7 +141,7 @@ def take_back(directory: Path, part: Put, host: int) -> Path:
     with _typed(path):
         if path.parent.name != "logs":
             if part.first and path.exists():
-                raise RunnerError(f"host {host} sent a file that is here already: {part.path!r}")
+                raise RunnerError(f"host {host} sent a file that already exists here: {part.path!r}")
             _write(path, part)
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -167,6 +167,6 @@ def _typed(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunnerError(
-            f"{path} cannot be written ({error.strerror}): make space or give the rights there, and `steptune resume` "
-            "on all hosts goes on"
+            f"{path} cannot be written ({error.strerror}): free disk space or grant write permission, then run "
+            "`steptune resume` on all hosts to continue"
         ) from None

@@ -200,10 +200,10 @@ class HostGroup:
             while missing := [n for n in range(1, self.num_hosts) if n not in self.hosts]:
                 if time.monotonic() > deadline:
                     names = " and ".join(f"host {number}" for number in missing)
-                    came_text = "come back" if self._gathered else "come"
+                    came_text = "reconnect" if self._gathered else "connect"
                     raise (HostsUnavailableError if self._gathered else RunnerError)(
-                        f"{names} did not {came_text} within {patience_s:g} s: look at the output there, and run "
-                        "`steptune resume`, started as the study was, to go on"
+                        f"{names} did not {came_text} within {patience_s:g} s: check the output there, then run "
+                        "`steptune resume` with the same launcher to continue"
                     )
                 self.keep()
                 self._hear(strangers)
@@ -257,9 +257,9 @@ class HostGroup:
             if not isinstance(hello, Hello) or hello.host in self.hosts or not 0 < hello.host < self.num_hosts:
                 return None
             if hello.version != __version__:
-                reason = f"host {hello.host} has steptune {hello.version}, the first one {__version__}"
+                reason = f"host {hello.host} has steptune {hello.version}, but the first host has {__version__}"
                 link.send(Leave(reason=reason))
-                raise PlatformError(f"{reason}: install the same on all hosts")
+                raise PlatformError(f"{reason}: install the same version on all hosts")
             address = address.removeprefix("::ffff:")
             link.send(Welcome(workload=self.workload, source_digest=source_digest(parse_reference(self.workload))))
             answer = link.receive(ANSWER_S)

@@ -209,7 +209,7 @@ class HostLink:
                         left = left[self._write(left) :]
                         deadline = time.monotonic() + NO_PROGRESS_S
                 if time.monotonic() > deadline:
-                    raise self._breaking(f"it took nothing for {NO_PROGRESS_S:g} s")
+                    raise self._breaking(f"it accepted no data for {NO_PROGRESS_S:g} s")
 
     def _write(self, data: memoryview) -> int:
         try:
@@ -273,7 +273,9 @@ class HostLink:
         while len(self._buffer) >= _HEADER.size:
             length, mac = _HEADER.unpack_from(self._buffer)
             if length > self._max_bytes:
-                raise self._breaking(f"a message of {length} bytes was announced; {self._max_bytes} are allowed")
+                raise self._breaking(
+                    f"a message of {length} bytes was announced, but at most {self._max_bytes} are allowed"
+                )
             end = _HEADER.size + length
             if len(self._buffer) < end:
                 return

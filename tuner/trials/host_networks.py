@@ -55,9 +55,9 @@ def _enter(network: Path) -> None:
             os.close(descriptor)
     except (OSError, AttributeError) as error:  # there is no setns but on Linux
         raise PlatformError(
-            f"{NETWORKS_VARIABLE}: the network {network} cannot be entered ({error}): it needs Linux, a path as "
-            "`ip netns` or `python -m steptune.tuner.network.emulated` makes it, no isolation of trials, and root or "
-            "`unshare --user --map-root-user` before the command"
+            f"{NETWORKS_VARIABLE}: the network {network} cannot be entered ({error}): this requires Linux, a path "
+            "created by `ip netns` or `python -m steptune.tuner.network.emulated`, trials without isolation, and "
+            "root or `unshare --user --map-root-user` before the command"
         ) from None
 
 
@@ -66,6 +66,7 @@ def _interface(network: Path) -> str:
     if len(names) != 1:
         found = ", ".join(names) or "none"
         raise PlatformError(
-            f"{NETWORKS_VARIABLE}: the network {network} needs one interface beside {_LOOPBACK}; it has {found}"
+            f"{NETWORKS_VARIABLE}: the network {network} must have exactly one interface other than {_LOOPBACK}, "
+            f"got {found}"
         )
     return names[0]

@@ -226,7 +226,8 @@ class _Inspection:
         batches = [batch for batch, _ in zip(loader, range(NUM_GUARD_BATCHES), strict=False)]
         if not batches:
             raise WorkloadRejectedError(
-                f"the dataset gave no batch of {workload.global_batch}: give more data or set a smaller global_batch"
+                f"the dataset yields no batch of {workload.global_batch} samples: give more data or set a smaller "
+                "global_batch"
             )
         _check_splits(workload, self._request.num_ranks)
         self._files.save_guard_batches(batches)
@@ -236,7 +237,8 @@ class _Inspection:
 def _check_splits(workload: Workload, num_ranks: int) -> None:
     if workload.global_batch % num_ranks:
         raise WorkloadRejectedError(
-            f"global_batch {workload.global_batch} cannot be split over {num_ranks} ranks: choose a multiple"
+            f"global_batch {workload.global_batch} cannot be split evenly over {num_ranks} ranks: choose a multiple "
+            f"of {num_ranks}"
         )
 
 
@@ -254,13 +256,15 @@ def _checked_current(workload: Workload) -> dict[str, Choice]:
     method = current.get(GradientCompressionSetting.strategy, {}).get("method")
     if method in FEEDS_BACK:
         raise WorkloadRejectedError(
-            f"{type(workload).__name__}.current compresses gradients by {method}, which no training that reduces them "
-            "whole can be compared with step by step: leave it out, and allow lossy choices to have it tried"
+            f"{type(workload).__name__}.current compresses gradients by {method}, so its steps cannot be compared "
+            "with those of a training that reduces whole gradients: remove it from current, and try it with "
+            "--allow lossy"
         )
     if current.get(LocalSgdSetting.strategy, {}).get("every", 1) != 1:
         raise WorkloadRejectedError(
-            f"{type(workload).__name__}.current has ranks that step alone (local_sgd), which no training that reduces "
-            "gradients in every step can be compared with: leave it out, and allow recipe to have it tried"
+            f"{type(workload).__name__}.current lets ranks step independently (local_sgd), so its steps cannot be "
+            "compared with those of a training that reduces gradients in every step: remove it from current, and "
+            "try it with --allow recipe"
         )
     return current
 

@@ -300,7 +300,7 @@ def _overran(job: Job, limit_s: float) -> Failure:
     behind = job.left_behind()
     if behind:
         ranks = ", ".join(f"rank {rank} in {phase.value}" for rank, phase in sorted(behind.items()))
-        message += f": others waited for {ranks}"
+        message += f": the other ranks waited for {ranks}"
     return Failure(kind=FailureKind.TIMEOUT, phase=job.phase, rank=min(behind, default=0), message=message)
 
 
@@ -309,6 +309,6 @@ def _not_understood(phase: Phase, rank: int, why: str) -> Failure:
         kind=FailureKind.WORKLOAD_ERROR,
         phase=phase,
         rank=rank,
-        message=f"the process wrote invalid data to Steptune's control socket ({why}): close "
-        "no descriptors and write to none that the workload did not open",
+        message=f"the process wrote invalid data to Steptune's control socket ({why}): the workload must not close or "
+        "write to file descriptors that it did not open",
     )

@@ -90,7 +90,8 @@ def find_launch(variables: Mapping[str, str] = os.environ) -> Launch | None:
         per_host, rest = divmod(num_ranks, max(1, num_hosts))
         if rest:
             raise PlatformError(
-                f"srun started {num_ranks} tasks on {num_hosts} hosts; every host needs as many: give --ntasks-per-node"
+                f"srun started {num_ranks} tasks on {num_hosts} hosts, but every host must run the same number: set "
+                "--ntasks-per-node"
             )
         has_store, attempt = False, ""
     else:
@@ -99,14 +100,14 @@ def find_launch(variables: Mapping[str, str] = os.environ) -> Launch | None:
         return None
     if num_ranks < 1 or per_host < 1:
         raise PlatformError(
-            f"{launcher} announces {num_ranks} ranks, {per_host} on each host; there is at least one: start Steptune "
-            "with the launcher itself, or unset its variables"
+            f"{launcher} set {num_ranks} ranks and {per_host} ranks per host, but both must be at least 1: start "
+            "Steptune with the launcher itself, or unset its variables"
         )
     if num_ranks % per_host or rank != host * per_host + local_rank:
         raise PlatformError(
-            f"rank {rank} of {num_ranks} is number {local_rank} of {per_host} on host {host}; ranks need to be "
-            "numbered host by host, as many on every host: give every host the same --nproc-per-node (under srun "
-            "--ntasks-per-node and --distribution=block)"
+            f"rank {rank} of {num_ranks} is number {local_rank} of {per_host} on host {host}, but ranks must be "
+            "numbered host by host, with the same number of ranks on every host: give every host the same "
+            "--nproc-per-node (under srun --ntasks-per-node and --distribution=block)"
         )
     return Launch(
         rank=rank,
@@ -136,13 +137,16 @@ def _numbers(names: tuple[str, ...], variables: Mapping[str, str]) -> list[int]:
         return [int(variables[name]) for name in names]
     except ValueError:
         found = ", ".join(f"{name}={variables[name]!r}" for name in names)
-        raise PlatformError(f"the launcher's variables are no numbers: {found}") from None
+        raise PlatformError(
+            f"the launcher's variables must be whole numbers, got {found}: start Steptune with the launcher "
+            "itself, or unset them"
+        ) from None
 
 
 def _port(variables: Mapping[str, str]) -> int:
     port = variables.get("MASTER_PORT", str(DEFAULT_PORT))
     if not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
-        raise PlatformError(f"MASTER_PORT={port!r} is no port: set it to a number from 1 to 65535, or unset it")
+        raise PlatformError(f"MASTER_PORT={port!r} is not a port: set it to a number from 1 to 65535, or unset it")
     return int(port)
 
 
@@ -150,8 +154,8 @@ def _address(variables: Mapping[str, str]) -> str:
     address = variables.get("MASTER_ADDR", "")
     if not address:
         raise PlatformError(
-            "MASTER_ADDR is not set, so that the hosts cannot find the first one: under srun, "
-            '`export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)` before the command'
+            "MASTER_ADDR is not set, so the hosts cannot find the first one: under srun, run `export "
+            'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)` before the command'
         )
     return address
 

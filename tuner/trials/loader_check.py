@@ -119,7 +119,7 @@ def _check_order(job: TrainingJob, length: int, batches: list[list[int]]) -> Gua
         passed=wrong == 0,
         observed=float(wrong),
         tolerance=0.0,
-        detail=f"{wrong} of {len(batches)} batches hold other samples",
+        detail=f"{wrong} of {len(batches)} batches contain different samples",
     )
 
 
@@ -138,7 +138,7 @@ def _check_content(
     loader = build_loader(workload, seeded, job.plan.loader, batch_sampler=batches)
     found = [_digest(batch) for batch in loader]
     if expected != repeated:
-        return _content(0, "the dataset draws from generators of its own; only the order could be checked")
+        return _content(0, "the dataset uses its own random generators, so only the order of samples could be checked")
     wrong = sum(1 for got, wanted in zip(found, expected, strict=True) if got != wanted)
     if not wrong and units and units != [job.workload.num_units(batch) for batch in plain]:
         return _content(math.inf, "num_units counts the same batches differently")
@@ -188,7 +188,7 @@ def _check_bytes(job: TrainingJob, batches: list[list[int]]) -> GuardCheck:
         tolerance=CONVERSION_ROUNDOFFS,
         detail=""
         if furthest <= CONVERSION_ROUNDOFFS
-        else "from_bytes gives other values, shapes or types than dataset",
+        else "from_bytes returns values, shapes or types that differ from the dataset's",
     )
 
 

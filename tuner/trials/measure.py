@@ -213,7 +213,7 @@ def _time_steps(stepper: Stepper, num_steps: int, watch: DeviceWatch) -> _TimedS
 
 def _why_void(foreign_share: float, limit: float, objection: str | None, *, any_rank_objects: bool) -> str | None:
     if foreign_share > limit:
-        return f"others used {foreign_share:.0%} of the cores"
+        return f"other programs used {foreign_share:.0%} of the cores"
     if objection is None and any_rank_objects:
         return "the device of another rank was throttled or shared"
     return objection

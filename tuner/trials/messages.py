@@ -287,7 +287,7 @@ class Channel:
             (length,) = _LENGTH.unpack_from(self._buffer)
             if length > MAX_MESSAGE_BYTES:
                 raise MessageTooLargeError(
-                    f"a message of {length} bytes was announced; {MAX_MESSAGE_BYTES} are allowed"
+                    f"a message of {length} bytes was announced, but at most {MAX_MESSAGE_BYTES} are allowed"
                 )
             if len(self._buffer) < _LENGTH.size + length:
                 break

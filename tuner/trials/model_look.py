@@ -230,7 +230,7 @@ def _chain_refusal(job: TrainingJob, blocks: list[Any], batch: Any) -> str:
     if len(blocks) < 2 or job.workload.has_custom_step:
         return ""
     if _has_batch_statistics(job.model):
-        return "normalisation over the batch would see micro-batches"
+        return "batch normalisation would use the statistics of micro-batches"
     sample = split_at(job.workload, batch, [0, 1])[0][0] if batch_length(batch) else batch
     with unchanged_generators(job.device):
         return chain_refusal(job.model, blocks, lambda: job.loss(sample))
@@ -302,7 +302,7 @@ def _check_loss(job: TrainingJob, loss: Any) -> None:
         )
     if loss.numel() != 1:
         raise WorkloadRejectedError(
-            f"{where} returned a tensor of shape {tuple(loss.shape)}: reduce it to a scalar, as with .mean()"
+            f"{where} returned a tensor of shape {tuple(loss.shape)}: reduce it to a scalar, for example with .mean()"
         )
     if not loss.requires_grad:
         raise WorkloadRejectedError(

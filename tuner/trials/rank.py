@@ -127,7 +127,7 @@ def _of_all_hosts(
     found = (first_difference(profiles[0], other) for other in profiles[1:])
     differing = [f"host {n} has {what}" for n, what in enumerate(found, start=1) if what]
     if differing := coordinator.agree(differing):
-        raise PlatformError(f"the hosts are not alike: {'; '.join(differing)}. A study needs hosts of one kind")
+        raise PlatformError(f"the hosts differ: {'; '.join(differing)}. A study requires hosts of the same kind")
     agreed: Environment = coordinator.agree(msgspec.structs.replace(environment, num_hosts=num_hosts))
     return agreed
 

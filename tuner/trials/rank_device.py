@@ -29,8 +29,8 @@ def rank_device(kind: str, rank: int, memory_limit_bytes: int | None = None) -> 
     number = local_rank(rank)
     if number >= count * sharing:
         raise PlatformError(
-            f"rank {rank} has no GPU: {count} are visible, for {count * sharing} ranks. Ask for fewer ranks, or set "
-            f"{DEVICES_VARIABLE} to let more of them share GPUs where it is not speed that is asked for"
+            f"rank {rank} has no GPU: {count} are visible, for {count * sharing} ranks. Use fewer ranks, or, if "
+            f"speed does not matter, set {DEVICES_VARIABLE} so that more ranks share GPUs"
         )
     device = torch.device("cuda", number // sharing)
     torch.cuda.set_device(device)

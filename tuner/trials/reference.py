@@ -177,7 +177,11 @@ def _why_no_rule(watch: UpdateWatch, *, in_fp32: bool) -> str:
     if watch.why_no_rule or not watch.tracks:
         return watch.why_no_rule or "no optimizer stepped"
     own = max(worst_deviation(track.rule, track.steps, in_fp32=in_fp32).score for track in watch.tracks)
-    return f"its replay differs from itself by {own:.2g} times what rounding allows" if own > LIMIT else ""
+    return (
+        (f"the replayed update differs from the reference's own update by {own:.2g} times what rounding allows")
+        if own > LIMIT
+        else ""
+    )
 
 
 def _save_gradients(

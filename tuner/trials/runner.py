@@ -165,7 +165,7 @@ class LocalRunner:
             self._hosts.end_what_is_left()
         if self._given_up is not None and time.monotonic() > self._given_up[0]:
             doing, self._given_up = self._given_up[1], None  # once: its processes are still to be ended
-            raise BudgetError(f"the time for {doing} was spent before that was done")
+            raise BudgetError(f"{doing} did not finish in the time that was left")
 
     @contextmanager
     def _given_up_after(self, longest_s: float | None, doing: str) -> Iterator[None]:
@@ -321,14 +321,14 @@ class LocalRunner:
         assert failure is not None
         if failure.kind is FailureKind.TIMEOUT:
             message = (
-                f"{doing} did not end within {self._task_deadline_s:g} s: make the workload do less "
-                "(a smaller global_batch or model, less to prepare), or allow more time with --phase-timeout"
+                f"{doing} did not end within {self._task_deadline_s:g} s: use a smaller global_batch or model, "
+                "shorten the preparation, or allow more time with --phase-timeout"
             )
             failure = msgspec.structs.replace(failure, message=message)
         if failure.kind is FailureKind.OUT_OF_MEMORY and entry == "inspect":
             message = (
                 f"the workload does not fit into memory while {doing}: {failure.message}. Use a smaller "
-                "global_batch or model, a machine with more memory, or allow more of it with --memory-limit"
+                "global_batch or model, a machine with more memory, or a larger --memory-limit"
             )
             failure = msgspec.structs.replace(failure, message=message)
         if failure.kind is FailureKind.INFRASTRUCTURE:
@@ -605,12 +605,12 @@ def _out_of_memory(run: GroupRun) -> Failure | None:
     for member in run.members:
         failure = member.job.failure
         if failure is not None and failure.kind is FailureKind.OUT_OF_MEMORY:
-            message = f"{failure.message}; the guard's reference was made beside it"
+            message = f"{failure.message}; the guard's reference ran at the same time"
             return msgspec.structs.replace(failure, message=message)
     return None
 
 
 def _died_beside(failure: Failure) -> Failure:
     """Return the failure of a trial that is repeated because another trial of its group is."""
-    message = f"repeated with the trial that took turns with it ({failure.message})"
+    message = f"repeated because a trial that took turns with it failed ({failure.message})"
     return Failure(kind=FailureKind.INFRASTRUCTURE, phase=failure.phase, message=message)

@@ -385,12 +385,14 @@ def preload(modules: Sequence[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="steptune.tuner.trials.server")
     parser.add_argument("descriptor", type=int)
-    parser.add_argument("parent_pid", type=int, help="0 in a process namespace of its own")
+    parser.add_argument("parent_pid", type=int, help="process id of the parent; 0 in a separate process namespace")
     parser.add_argument("--preload", nargs="*", default=[])
-    parser.add_argument("--imports", default="", help="file with further modules, as `imports.save_imports` writes it")
+    parser.add_argument("--imports", default="", help="file with further modules, written by `imports.save_imports`")
     parser.add_argument("--log", default="")
     parser.add_argument("--scratch", default="")
-    parser.add_argument("--alone", action="store_true", help="no other study's process can be reached by a signal")
+    parser.add_argument(
+        "--alone", action="store_true", help=("declare that signals cannot reach processes of other studies")
+    )
     parser.add_argument("--start-method", choices=("fork", "spawn"), default="fork")
     arguments = parser.parse_args()
     die_with_parent(arguments.parent_pid, signal.SIGTERM)

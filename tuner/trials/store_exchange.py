@@ -72,8 +72,8 @@ def _exchange(launch: Launch, value: str, python: str, *, withdrawn: bool = Fals
     if done.returncode != 0:
         said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
         raise PlatformError(
-            f"the rendezvous of torchrun at {launch.address}:{launch.port} did not answer ({said}): let all hosts name "
-            "the same --rdzv-endpoint, and look at the first host's output"
+            f"the torchrun rendezvous at {launch.address}:{launch.port} did not answer ({said}): use the same "
+            "--rdzv-endpoint on all hosts, and check the first host's output"
         )
     return done.stdout.decode()
 

@@ -310,7 +310,7 @@ class TrialRun:
 
         loss = self._stepper.last_loss
         if loss is not None and not bool(loss.isfinite().all()):
-            raise NumericsError(f"the loss became {float(loss):g} while it was measured")
+            raise NumericsError(f"the loss became {float(loss):g} during the measurement")
 
     def _measure_restart(self) -> int | None:
         """Measure the restart of the loader over a short epoch of the fixed order's first batches; None where an epoch

@@ -32,7 +32,7 @@ def _why_not_element_wise(optimizer: torch.optim.Optimizer) -> str | None:
 
     kind = type(optimizer)
     if getattr(torch.optim, kind.__name__, None) is not kind or kind.__name__ not in ELEMENT_WISE:
-        return f"{kind.__name__} is not one of torch's optimizers that treat every element alike"
+        return f"{kind.__name__} is not one of torch's element-wise optimizers"
     return None
 
 

@@ -98,7 +98,7 @@ class Watch:
             return self._memory_left(phase) or self._memory_taken(phase) or self._disk(phase)
         except DisturbedError as error:
             message = (
-                f"the trial was ended because its files could not be counted: {error}. Stop or kill no process that "
+                f"the trial was ended because its files could not be counted: {error}. Do not stop processes that "
                 "the workload did not start, and write fewer files"
             )
             return Failure(kind=FailureKind.WORKLOAD_ERROR, phase=phase, message=message)
@@ -108,8 +108,9 @@ class Watch:
         if available >= reserve:
             return None
         message = (
-            f"the trial was ended while the machine had {_gib(available)} of memory left: isolated trials leave "
-            f"{_gib(reserve)}. Use a smaller global_batch or model, fewer workers, or a machine with more memory"
+            f"the trial was ended because the machine had only {_gib(available)} of memory left, and isolated "
+            f"trials must leave {_gib(reserve)}. Use a smaller global_batch or model, fewer workers, or a machine "
+            "with more memory"
         )
         return Failure(kind=FailureKind.OUT_OF_MEMORY, phase=phase, message=message)
 
@@ -130,10 +131,10 @@ class Watch:
         self._memory_again_s = ended_s + min((ended_s - began_s) / LOOK_SHARE, LONGEST_PAUSE_S)
         if own + sum(others) <= allowed or own < max(others, default=0):
             return None
-        beside = f", and {_gib(sum(others))} in other studies of its user here" if own <= allowed else ""
+        beside = f" and {_gib(sum(others))} in other studies of the same user" if own <= allowed else ""
         message = (
-            f"the trial was ended when all processes of the study held {_gib(own)} of memory together{beside}: "
-            f"{_gib(allowed)} are allowed. Use a smaller global_batch or model, fewer workers, or raise "
+            f"the trial was ended because the study's processes together used {_gib(own)} of memory{beside}, but at "
+            f"most {_gib(allowed)} are allowed. Use a smaller global_batch or model, fewer workers, or raise "
             "STEPTUNE_STUDY_MEMORY_BYTES"
         )
         return Failure(kind=FailureKind.OUT_OF_MEMORY, phase=phase, message=message)
@@ -177,11 +178,14 @@ class Watch:
         beside = sum(other[0] for other in others), sum(other[1] for other in others)
         held = f"{_gib(own[0])} in {own[1]} files"
         if others:
-            held += f", and other studies of its user {_gib(beside[0])} in {beside[1]} files where everybody may write"
+            held += (
+                f", and other studies of the same user held {_gib(beside[0])} in {beside[1]} files in "
+                "world-writable folders"
+            )
         message = (
-            f"the trial was ended when the study's directory {self._directories[0]} and its temporary files held "
-            f"{held}: {_gib(allowed[0])} in {allowed[1]} files are allowed. Write "
-            "less, or raise STEPTUNE_STUDY_DISK_BYTES"
+            f"the trial was ended because the study's directory {self._directories[0]} and its temporary files held "
+            f"{held}, but at most {_gib(allowed[0])} in {allowed[1]} files are allowed. Write less, or raise "
+            "STEPTUNE_STUDY_DISK_BYTES"
         )
         return Failure(kind=FailureKind.WORKLOAD_ERROR, phase=phase, message=message)
 

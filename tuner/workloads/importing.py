@@ -24,8 +24,8 @@ SLOW_S = 5.0
 """Time, in seconds, after which the running statement of a module is reported; imports are exempt."""
 SAMPLE_S = 0.5
 WAY_OUT = (
-    'Steptune imports the file: put what should only run in a script under `if __name__ == "__main__":`, and leave '
-    "the workload's class outside of it"
+    'Steptune imports the file: move code that should run only as a script under `if __name__ == "__main__":`, '
+    "and keep the workload's class outside of it"
 )
 
 
@@ -63,7 +63,7 @@ def noticing_scripts(say: Callable[[str], None] | None = None) -> Iterator[None]
         except SystemExit as error:
             place = place_of(error) or "the workload's module"
             raise WorkloadRejectedError(
-                f"{place}, ends Python (SystemExit: {error}) while it is imported. {WAY_OUT}"
+                f"{place}, exits Python (SystemExit: {error}) during the import. {WAY_OUT}"
             ) from error
 
 
@@ -94,7 +94,7 @@ def _watched(say: Callable[[str], None]) -> Iterator[None]:
             found = None if frame is None else _statement(frame)
             statement, since = found, since + 1 if found == statement else 0
             if statement is not None and since * SAMPLE_S >= SLOW_S:
-                say(f"importing {statement}, which has run for {SLOW_S:g} s. {WAY_OUT}")
+                say(f"still importing {statement}, after {SLOW_S:g} s. {WAY_OUT}")
                 return
 
     watcher = threading.Thread(target=watch, daemon=True)

@@ -43,7 +43,7 @@ def knobs_of(workload: Workload) -> tuple[KnobFacts, ...]:
         for name, values in declared.items():
             if name in found:
                 raise WorkloadRejectedError(
-                    f"{place} names {name!r}, which knobs names already: leave it in one of the two"
+                    f"{place} names {name!r}, which knobs also names: remove it from one of the two"
                 )
             found[name] = _knob(workload, place, name, values, recipe=recipe)
     return tuple(found.values())
@@ -59,8 +59,8 @@ def _knob(workload: Workload, place: str, name: Any, values: Any, *, recipe: boo
     today = _today(workload, place, name)
     if not isinstance(values, list | tuple | set | frozenset | range):
         raise WorkloadRejectedError(
-            f"{place}[{name!r}] is {values!r}: it must be a tuple of values, as {_EXAMPLE}, or a set where they have "
-            "no order"
+            f"{place}[{name!r}] is {values!r}: it must be a tuple of values, as {_EXAMPLE}, or a set if the "
+            "values have no order"
         )
     without_order = isinstance(values, set | frozenset)
     listed = sorted(values, key=repr) if without_order else list(values)
@@ -73,7 +73,7 @@ def _knob(workload: Workload, place: str, name: Any, values: Any, *, recipe: boo
             )
     others = {_identity(value): value for value in listed if _identity(value) != _identity(today)}
     if not others:
-        raise WorkloadRejectedError(f"{place}[{name!r}] has no value beside today's, {today!r}: name others to try")
+        raise WorkloadRejectedError(f"{place}[{name!r}] has no value other than today's, {today!r}: add values to try")
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (today, *listed))
     return KnobFacts(
         name=name, today=today, values=tuple(others.values()), ordered=numbers and not without_order, recipe=recipe
@@ -84,25 +84,26 @@ def _today(workload: Workload, place: str, name: Any) -> Scalar:
     """Return the current value of an attribute, which is what the user runs today."""
     if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
         raise WorkloadRejectedError(
-            f"{place} names {name!r}: a knob is an attribute of the workload, a name that begins with a letter"
+            f"{place} names {name!r}: a knob must be an attribute of the workload whose name begins with a letter"
         )
     if hasattr(Workload, name):
         raise WorkloadRejectedError(
-            f"{place} names {name!r}, which every workload has: a knob is an attribute of your own"
+            f"{place} names {name!r}, which every workload has: a knob must be an attribute that only your workload has"
         )
     if not hasattr(workload, name):
         raise WorkloadRejectedError(
-            f"{place} names {name!r}, and {type(workload).__name__}.{name} does not exist: set it to what you run "
-            f"today, and read self.{name} where it counts"
+            f"{place} names {name!r}, but {type(workload).__name__}.{name} does not exist: set it to the value "
+            f"that you use today, and read self.{name} where the value matters"
         )
     value = getattr(workload, name)
     if isinstance(getattr(type(workload), name, None), property):
         raise WorkloadRejectedError(
-            f"{place} names {name!r}, a property: a knob is a plain attribute, which can be set"
+            f"{place} names {name!r}, which is a property: a knob must be a plain attribute, which can be set"
         )
     if not _is_plain(value):
         raise WorkloadRejectedError(
-            f"{place} names {name!r}, which is {value!r} today: a knob is a finite number, a string, a boolean or None"
+            f"{place} names {name!r}, which is {value!r} today: a knob must be a finite number, a string, a "
+            "boolean or None"
         )
     plain: Scalar = value
     return plain

@@ -44,7 +44,9 @@ def load_workload(reference: str | WorkloadReference, say: Callable[[str], None]
     if isinstance(factory, Workload):
         return validate(factory)
     if not callable(factory):
-        raise WorkloadRejectedError(f"{parsed.name} in {parsed.source} is {factory!r}: name a class or a function")
+        raise WorkloadRejectedError(
+            f"{parsed.name} in {parsed.source} is {factory!r}: give the name of a class or a function"
+        )
     if parsed.kind != "zoo":  # an entry of the zoo checks its own
         parameters = parameters_of(factory)
         if parameters is not None:
@@ -62,7 +64,7 @@ def _workloads_in(module: ModuleType) -> list[str]:
 
 def _counted_workloads(module: ModuleType) -> str:
     names = _workloads_in(module)
-    return f"its workloads are {', '.join(names)}" if names else "it has no workload at all"
+    return f"its workloads are {', '.join(names)}" if names else "it contains no workload"
 
 
 def _import_module(name: str) -> ModuleType:
@@ -71,7 +73,7 @@ def _import_module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name and name.startswith(error.name):
             raise WorkloadNotFoundError(
-                f"module {name} cannot be found: install it, or name a file as path/to/file.py:ClassName"
+                f"module {name} cannot be found: install it, or give a file as path/to/file.py:ClassName"
             ) from None
         raise
 

@@ -69,7 +69,7 @@ def parse_reference(text: str) -> WorkloadReference:
     if is_command(text):
         raise WorkloadRejectedError(
             f"{text.removeprefix(COMMAND)!r} is a command: `steptune tune -- COMMAND` and `steptune profile -- "
-            "COMMAND` run it as it is; what else Steptune does needs a Workload, path/to/file.py:ClassName"
+            "COMMAND` run it as it is; all other uses require a Workload, written as path/to/file.py:ClassName"
         )
     target, _, query = text.partition("?")
     arguments = {name: _scalar(value) for name, value in parse_qsl(query, keep_blank_values=True)}
@@ -78,9 +78,9 @@ def parse_reference(text: str) -> WorkloadReference:
     source, colon, name = target.rpartition(":")
     if not colon or not name:
         raise WorkloadRejectedError(
-            f"{text!r} names no class: write path/to/file.py:ClassName, package.module:ClassName "
-            "or zoo:NAME (`steptune zoo` lists the names); a training script runs as it is by "
-            "`steptune tune -- python train.py`"
+            f"{text!r} names no class: write path/to/file.py:ClassName, package.module:ClassName or zoo:NAME "
+            "(`steptune zoo` lists the names); to run a training script unchanged, use `steptune tune -- python "
+            "train.py`"
         )
     if source.endswith(".py") or "/" in source:
         path = Path(source).expanduser().resolve()

@@ -30,7 +30,7 @@ def validate(workload: object) -> Workload:
     for name in ("model", "dataset"):
         if getattr(cls, name) is getattr(Workload, name):
             mistyped = near(name, [own for own in dir(cls) if own not in vars(Workload)])
-            advice = f"did you mean {name} by {mistyped[0]}?" if mistyped else "a workload must define it"
+            advice = f"did you write {mistyped[0]} instead of {name}?" if mistyped else "a workload must define it"
             raise WorkloadRejectedError(f"{cls.__name__} lacks {name}(self): {advice}")
     has_loss = cls.loss is not Workload.loss
     has_pair = cls.forward is not Workload.forward and cls.criterion is not Workload.criterion
@@ -58,8 +58,8 @@ def _check_values(workload: Workload) -> None:
     limit = workload.max_global_batch
     if limit is not None and (not isinstance(limit, int) or limit < workload.global_batch):
         raise WorkloadRejectedError(
-            f"{cls.__name__}.max_global_batch is {limit!r}: it must be an integer of at least global_batch "
-            f"({workload.global_batch}), or None"
+            f"{cls.__name__}.max_global_batch is {limit!r}: it must be None, or an integer of at least "
+            f"global_batch ({workload.global_batch})"
         )
     for name, rate in workload.learning_rates.items():
         if not isinstance(rate, int | float) or not rate > 0:
@@ -91,8 +91,8 @@ def _check_names(workload: Workload) -> None:
         meant = [found for found in close if _kind(getattr(Workload, found)) == _kind(value)]
         if meant:
             raise WorkloadRejectedError(
-                f"{type(workload).__name__}.{name} is not part of a workload: did you mean {meant[0]}? If it is a "
-                "helper of your own, give it another name, or one that begins with an underscore"
+                f"{type(workload).__name__}.{name} is not part of a workload: did you mean {meant[0]}? If it is "
+                "your own helper, rename it, for example with a leading underscore"
             )
 
 

@@ -235,8 +235,8 @@ def first_length(batch: Any) -> int:
         if hasattr(leaf, "shape") and len(leaf.shape) > 0:
             return int(leaf.shape[0])
     raise WorkloadRejectedError(
-        "the batch holds no tensor with a first dimension, so its samples cannot be counted: "
-        "implement num_units(self, batch)"
+        "the batch contains no tensor with a first dimension, so its samples cannot be counted: implement "
+        "num_units(self, batch)"
     )
 
 

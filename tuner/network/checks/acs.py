@@ -33,15 +33,15 @@ def examine(host: Host) -> Iterator[NetworkFinding]:
         yield problem(
             NAME,
             f"on, on {len(redirecting)} of {counted(len(bridges), 'bridge')}: {', '.join(named)}{more}",
-            effect="direct traffic between GPUs and NICs goes through the root complex: slow, and it can hang",
-            fix="on bare metal turn it off in the BIOS (with VT-d or AMD-Vi), or at every boot: setpci -s ADDRESS "
-            "ECAP_ACS+0x6.w=0000; a virtual machine needs it: use address translation (ATS) there",
+            effect="direct traffic between GPUs and NICs goes through the root complex, which is slow and can hang",
+            fix="on bare metal, turn ACS off in the BIOS (with VT-d or AMD-Vi), or at every boot with setpci -s "
+            "ADDRESS ECAP_ACS+0x6.w=0000; virtual machines need ACS, so use address translation (ATS) there",
         )
     if hidden:
         yield unknown(
             NAME,
-            f"the registers of {len(hidden)} of {counted(len(bridges), 'bridge')} are not shown",
-            fix="run as root, or keep the output of `sudo lspci -vvv` as lspci.txt in the tree",
+            f"the registers of {len(hidden)} of {counted(len(bridges), 'bridge')} cannot be read",
+            fix="run as root, or save the output of `sudo lspci -vvv` as lspci.txt in the examined directory",
         )
     if bridges and not redirecting and not hidden:
-        yield ok(NAME, f"off on {counted(len(bridges), 'bridge')} above GPUs and NICs, all there are")
+        yield ok(NAME, f"off on every bridge above GPUs and NICs ({len(bridges)})")

@@ -32,8 +32,11 @@ def examine(host: Host) -> Iterator[NetworkFinding]:
     if not distances:
         yield unknown(
             NAME,
-            f"{TOPOLOGY.strip('/')} has no row of a GPU and a NIC" if table else "where GPUs and NICs are is not shown",
-            fix=f"keep the links of /sys in the copy, or the output of `nvidia-smi topo -m` as {TOPOLOGY.strip('/')}",
+            f"{TOPOLOGY.strip('/')} lists no pair of a GPU and a NIC"
+            if table
+            else "the PCIe location of GPUs and NICs is unknown",
+            fix="keep the symbolic links of /sys in the copy, or save the output of `nvidia-smi topo -m` as "
+            f"{TOPOLOGY.strip('/')}",
         )
         return
     level = _level(host.settings)
@@ -49,16 +52,17 @@ def examine(host: Host) -> Iterator[NetworkFinding]:
         yield note(
             NAME,
             f"{found}, with GPUDirect RDMA allowed to {level}",
-            effect="messages cross the processor: slower than within a PCIe switch, on some processors than without it",
-            fix="measure with and without NCCL_NET_GDR_LEVEL",
+            effect="messages cross the CPU, which is slower than a single PCIe switch and, on some CPUs, slower "
+            "than no GPUDirect RDMA",
+            fix="measure the speed with and without NCCL_NET_GDR_LEVEL",
         )
         return
     yield problem(
         NAME,
         f"{found}: no NIC behind the same PCIe switch",
-        effect="NCCL does not use GPUDirect RDMA beyond PXB: messages are copied through host memory",
-        fix="put a NIC behind the GPU's switch; in a virtual machine give NCCL the real topology (NCCL_TOPO_FILE); or "
-        "NCCL_NET_GDR_LEVEL=SYS, where that measures faster",
+        effect="NCCL does not use GPUDirect RDMA beyond distance PXB, so messages are copied through host memory",
+        fix="move a NIC behind the GPU's PCIe switch; in a virtual machine, give NCCL the real topology "
+        "(NCCL_TOPO_FILE); or set NCCL_NET_GDR_LEVEL=SYS if it is measured to be faster",
     )
 
 

@@ -22,6 +22,6 @@ def examine(host: Host) -> Iterator[NetworkFinding]:
         NAME,
         f"{len(verbs)} uverbs under {FOLDER} for {len(host.rdma_devices)} devices",
         effect="NCCL does not see the devices and falls back to TCP sockets",
-        fix="start the container with --device /dev/infiniband (Kubernetes: the RDMA device plugin); on the host: "
-        "modprobe ib_uverbs",
+        fix="start the container with --device /dev/infiniband (Kubernetes: the RDMA device plugin); on the host, "
+        "run modprobe ib_uverbs",
     )

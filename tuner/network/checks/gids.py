@@ -11,7 +11,9 @@ from steptune.tuner.network.rdma import Gid, Port, read_gids
 NAME = "RoCE GID"
 VARIABLE = "NCCL_IB_GID_INDEX"
 V2 = "RoCE v2"
-_EFFECT = "connections time out (ibv_modify_qp, or completions with error 12), or no switch forwards them"
+_EFFECT = (
+    "connections time out (in ibv_modify_qp, or as completions with error 12), or switches do not forward their packets"
+)
 
 
 def examine(host: Host) -> Iterator[NetworkFinding]:
@@ -26,9 +28,10 @@ def _port(port: Port, gids: list[Gid], chosen: str) -> NetworkFinding:
     if not routable:
         return problem(
             NAME,
-            f"{port.name} has no RoCE v2 address besides link-local ones",
+            f"{port.name} has no RoCE v2 address other than link-local ones",
             effect=_EFFECT,
-            fix=f"give {port.interface or 'its interface'} an IP address; in a container, the interface itself",
+            fix=f"give {port.interface or 'its interface'} an IP address; in a container, make the interface "
+            "available to it",
         )
     if chosen in ("", "-1"):
         return ok(NAME, f"{port.name}: RoCE v2 at index {indices}; NCCL 2.21 and newer choose it themselves")
@@ -39,7 +42,7 @@ def _port(port: Port, gids: list[Gid], chosen: str) -> NetworkFinding:
         return note(
             NAME,
             f"{port.name}: {VARIABLE}={chosen} is link-local",
-            effect="hosts in other subnets are not reached",
+            effect="hosts in other subnets cannot be reached",
             fix=f"unset {VARIABLE} (NCCL 2.21 or newer), or set it to {indices}",
         )
     held = f"is {gid.kind}" if gid is not None else "is not in use"

@@ -21,7 +21,12 @@ def examine(host: Host) -> Iterator[NetworkFinding]:
     up = speeds(host.tree)
     setting = host.settings.get(VARIABLE, "").strip()
     if not up:
-        yield note(NAME, "none is up", effect="only processes of this host can exchange", fix="raise an interface")
+        yield note(
+            NAME,
+            "no interface is up",
+            effect="processes can communicate only within this host",
+            fix="bring an interface up",
+        )
     elif setting:
         yield _chosen(up, setting)
     else:
@@ -34,9 +39,9 @@ def _chosen(up: Speeds, setting: str) -> NetworkFinding:
     if not chosen:
         return problem(
             NAME,
-            f"{VARIABLE}={setting} matches none that is up: {', '.join(up)}",
-            effect="NCCL ends with 'Bootstrap : no socket interface found'",
-            fix=f"unset {VARIABLE}, or name one of these",
+            f"{VARIABLE}={setting} matches none of the interfaces that are up: {', '.join(up)}",
+            effect="NCCL fails with 'Bootstrap : no socket interface found'",
+            fix=f"unset {VARIABLE}, or set it to one of these interfaces",
         )
     best, fastest = _fastest(up), _fastest(chosen)
     if 0 < fastest < best:
@@ -44,16 +49,16 @@ def _chosen(up: Speeds, setting: str) -> NetworkFinding:
         return note(
             NAME,
             f"{VARIABLE}={setting} chooses {_shown(chosen)}; {better} has {best / 1000:g} Gb/s",
-            effect="without RDMA all data take the slower one; with RDMA only the set-up does",
-            fix=f"{VARIABLE}={better}, unless RDMA carries the data",
+            effect="without RDMA, the slower interface carries all data; with RDMA, only the connection set-up",
+            fix=f"set {VARIABLE}={better}, unless RDMA carries the data",
         )
     return _judged(chosen)
 
 
 def _judged(chosen: Speeds) -> NetworkFinding:
     if all(name.startswith("lo") for name in chosen):
-        fix = f"raise another interface, or name it in {VARIABLE}"
-        return note(NAME, _shown(chosen), effect="the loopback reaches no other host", fix=fix)
+        fix = f"bring up another interface, or set {VARIABLE} to it"
+        return note(NAME, _shown(chosen), effect="the loopback interface reaches no other host", fix=fix)
     return ok(NAME, _shown(chosen))
 
 

@@ -11,8 +11,11 @@ NAME = "IOMMU"
 GROUPS = "/sys/kernel/iommu_groups"
 COMMAND_LINE = "/proc/cmdline"
 PASSING = "identity"
-_EFFECT = "every direct access between GPU and NIC is translated on the way through the root complex, or fails"
-_FIX = "boot with iommu=pt (with intel_iommu=on or amd_iommu=on where virtual machines need it), or turn it off"
+_EFFECT = "every direct access between GPU and NIC is translated in the root complex, or fails"
+_FIX = (
+    "boot with iommu=pt (and with intel_iommu=on or amd_iommu=on if virtual machines need the IOMMU), or turn the "
+    "IOMMU off"
+)
 
 
 def examine(host: Host) -> Iterator[NetworkFinding]:
@@ -28,7 +31,7 @@ def examine(host: Host) -> Iterator[NetworkFinding]:
             fix=_FIX,
         )
     elif types:
-        yield ok(NAME, "passes the addresses of GPUs and NICs through")
+        yield ok(NAME, "passes addresses of GPUs and NICs through without translation")
     elif host.tree.exists(GROUPS) and not host.tree.names(GROUPS):
         yield ok(NAME, "off")
     else:
@@ -38,18 +41,18 @@ def examine(host: Host) -> Iterator[NetworkFinding]:
 def _from_command_line(host: Host) -> NetworkFinding:
     line = host.tree.text(COMMAND_LINE)
     if line is None:
-        return unknown(NAME, f"{GROUPS} and {COMMAND_LINE} are not there", fix="copy them into the tree")
+        return unknown(NAME, f"{GROUPS} and {COMMAND_LINE} are missing", fix="copy both into the examined directory")
     words = set(line.split())
     if {"iommu=pt", "iommu.passthrough=1"} & words:
         return ok(NAME, "the kernel was booted with iommu=pt")
     if {"iommu=off", "intel_iommu=off", "amd_iommu=off"} & words:
-        return ok(NAME, "turned off when the kernel was booted")
+        return ok(NAME, "turned off by the kernel's boot parameters")
     on = sorted({"intel_iommu=on", "amd_iommu=on", "iommu=on", "iommu=force"} & words)
     if on:
         return problem(NAME, f"the kernel was booted with {' '.join(on)}, without iommu=pt", effect=_EFFECT, fix=_FIX)
     return note(
         NAME,
-        "the kernel was booted without a word about it: its default holds",
-        effect=f"if that is to translate: {_EFFECT}",
-        fix=f"look into {GROUPS}/*/type; if DMA or DMA-FQ: {_FIX}",
+        "the kernel's boot parameters do not mention the IOMMU, so the kernel's default applies",
+        effect=f"if the default is translation, {_EFFECT}",
+        fix=f"read {GROUPS}/*/type; if it is DMA or DMA-FQ, {_FIX}",
     )

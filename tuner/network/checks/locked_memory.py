@@ -19,7 +19,7 @@ def examine(host: Host) -> Iterator[NetworkFinding]:
     soft = re.search(r"^Max locked memory\s+(\S+)", text or "", re.MULTILINE)
     if not soft:
         yield unknown(
-            NAME, f"{LIMITS} does not show it", fix=f"copy {LIMITS} of a process of the job, or look at `ulimit -l`"
+            NAME, f"{LIMITS} does not show the limit", fix=f"copy {LIMITS} of a process of the job, or run `ulimit -l`"
         )
     elif soft[1] == "unlimited":
         yield ok(NAME, "unlimited")
@@ -27,7 +27,7 @@ def examine(host: Host) -> Iterator[NetworkFinding]:
         yield problem(
             NAME,
             f"{soft[1]} bytes",
-            effect="registering buffers fails: ibv_reg_mr and ibv_create_cq answer 'Cannot allocate memory'",
+            effect="registering buffers fails: ibv_reg_mr and ibv_create_cq report 'Cannot allocate memory'",
             fix="`* soft memlock unlimited` and `* hard memlock unlimited` in /etc/security/limits.conf, LimitMEMLOCK="
             "infinity for services (slurmd); containers: --ulimit memlock=-1",
         )

@@ -24,8 +24,8 @@ def examine(host: Host) -> Iterator[NetworkFinding]:
         if mtu is None:
             yield unknown(
                 NAME,
-                f"the interface of {port.name} is not shown",
-                fix="look at `ibv_devinfo` (active_mtu), 4096 is best",
+                f"the network interface of {port.name} is unknown",
+                fix="run `ibv_devinfo`; active_mtu should be 4096",
             )
             continue
         judged.add(port.interface)
@@ -36,8 +36,10 @@ def examine(host: Host) -> Iterator[NetworkFinding]:
         yield problem(
             NAME,
             shown,
-            effect="RoCE sends messages of 1024 bytes or less, not of 4096: more headers and more work for the NIC",
-            fix=f"ip link set {port.interface} mtu 9000, on both hosts and on every switch between them",
+            effect="RoCE sends packets of at most 1024 bytes instead of 4096, which means more headers and more "
+            "work for the NIC",
+            fix=f"run ip link set {port.interface} mtu 9000 on both hosts, and set the same MTU on every switch "
+            "between them",
         )
     for interface, speed in speeds(host.tree).items():
         mtu = mtu_bytes(host.tree, interface)
@@ -46,6 +48,7 @@ def examine(host: Host) -> Iterator[NetworkFinding]:
         yield note(
             NAME,
             f"{mtu} bytes on {interface}",
-            effect="TCP sockets spend six times as many packets as with 9000 bytes",
-            fix=f"ip link set {interface} mtu 9000, on both hosts and on every switch between them",
+            effect="TCP sockets send six times as many packets as with an MTU of 9000 bytes",
+            fix=f"run ip link set {interface} mtu 9000 on both hosts, and set the same MTU on every switch "
+            "between them",
         )

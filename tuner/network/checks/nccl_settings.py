@@ -22,8 +22,8 @@ def examine(host: Host) -> Iterator[NetworkFinding]:
         yield problem(
             NAME,
             f"{HCA}={chosen} matches none of {', '.join(port.name for port in host.ports)}",
-            effect="InfiniBand and RoCE are not used: hosts exchange through TCP sockets",
-            fix=f"unset {HCA}, or name devices that are there",
+            effect="InfiniBand and RoCE are not used: hosts communicate through TCP sockets",
+            fix=f"unset {HCA}, or set it to devices that exist",
         )
     elif not found:
         harmless = ", ".join(f"{name}={value}" for name, value in sorted(settings.items()))

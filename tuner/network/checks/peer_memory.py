@@ -28,7 +28,7 @@ OLDEST_DRIVER = 515
 def examine(host: Host) -> Iterator[NetworkFinding]:
     if not host.has_gpu or not host.rdma_devices:
         missing = "no NVIDIA GPU" if not host.has_gpu else "no RDMA device"
-        yield note(NAME, f"not looked for: {missing} here")
+        yield note(NAME, f"not checked: the host has {missing}")
         return
     way = next((name for name, path in VERSION_FILES.items() if host.tree.exists(path)), None) or _listed_module(host)
     if way:
@@ -36,18 +36,18 @@ def examine(host: Host) -> Iterator[NetworkFinding]:
         return
     own = [device for device in host.rdma_devices if "NVIDIA" in _own_way(host, device)]
     if own:
-        yield ok(NAME, f"the driver of {', '.join(own)} has its own way to NVIDIA's memory")
+        yield ok(NAME, f"the driver of {', '.join(own)} accesses GPU memory by its own mechanism")
         return
     missing = _missing_for_dma_buf(host)
     if not missing:
-        yield ok(NAME, "through DMA-BUF: open kernel modules, Linux 5.12 or newer")
+        yield ok(NAME, "available through DMA-BUF (open kernel modules, Linux 5.12 or newer)")
         return
     yield problem(
         NAME,
         f"neither nvidia_peermem nor nv_peer_mem is loaded, and DMA-BUF cannot be used: {missing}",
-        effect="every message between hosts is copied through host memory: about half the bandwidth of the NIC",
-        fix="modprobe nvidia-peermem (at every boot: /etc/modules-load.d/), installed after the RDMA drivers; or the "
-        "open kernel modules on Linux 5.12 or newer",
+        effect="every message between hosts is copied through host memory, at about half the bandwidth of the NIC",
+        fix="install nvidia-peermem after the RDMA drivers and run modprobe nvidia-peermem (at every boot: "
+        "/etc/modules-load.d/), or use NVIDIA's open kernel modules on Linux 5.12 or newer",
     )
 
 
@@ -70,14 +70,14 @@ def _missing_for_dma_buf(host: Host) -> str:
         return "NCCL_DMABUF_ENABLE=0"
     kernel = re.match(r"(\d+)\.(\d+)", host.tree.text("/proc/sys/kernel/osrelease") or "")
     if not kernel:
-        return "the version of the kernel is not shown"
+        return "the version of the kernel is unknown"
     if (int(kernel[1]), int(kernel[2])) < OLDEST_KERNEL:
         return f"Linux {kernel[0]} is older than 5.12"
     driver = host.tree.text("/proc/driver/nvidia/version")
     if driver is None:
         return "the NVIDIA driver is not loaded"
     if "Open Kernel Module" not in driver:
-        return "the driver's kernel modules are the proprietary ones"
+        return "the driver uses the proprietary kernel modules"
     version = re.search(r"\b(\d{3,4})\.\d+(\.\d+)?\b", driver)
     if version and int(version[1]) < OLDEST_DRIVER:
         return f"driver {version[0]} is older than {OLDEST_DRIVER}"

@@ -15,8 +15,8 @@ def examine(host: Host) -> Iterator[NetworkFinding]:
         yield note(
             NAME,
             "no RDMA device",
-            effect="hosts exchange through TCP sockets",
-            fix="where the host has InfiniBand or RoCE: load its drivers, and give the container its devices "
+            effect="hosts communicate through TCP sockets",
+            fix="if the host has InfiniBand or RoCE, load its drivers and pass its devices to the container "
             "(--device /dev/infiniband)",
         )
         return
@@ -26,13 +26,16 @@ def examine(host: Host) -> Iterator[NetworkFinding]:
             yield ok(NAME, shown)
         elif len(host.active_ports) > 0 and port.is_ethernet and port.state == "DOWN":
             yield note(
-                NAME, shown, effect="NCCL leaves this port out", fix="if it should carry traffic: plug and raise it"
+                NAME,
+                shown,
+                effect="NCCL does not use this port",
+                fix="if the port should carry traffic, connect its cable and bring it up",
             )
         else:
             yield problem(
                 NAME,
                 shown,
-                effect="NCCL leaves this port out; without any other it falls back to TCP sockets",
+                effect="NCCL does not use this port; without any other port it falls back to TCP sockets",
                 fix="DOWN: cable or transceiver, `ip link set ... up`; INIT or ARMED: no subnet manager (start opensm)",
             )
     if not host.ports:
@@ -59,7 +62,7 @@ def _slower(host: Host) -> Iterator[NetworkFinding]:
             yield note(
                 NAME,
                 f"{', '.join(slow)}; others at {fastest:g} Gb/s",
-                effect="a ring over all of them runs at the slowest one's rate",
-                fix="a link trained below its rate: cable, transceiver or switch port; a port for other uses: leave it "
-                "out with NCCL_IB_HCA",
+                effect="a ring over all ports runs at the rate of the slowest one",
+                fix="if the link was trained below its rate, check cable, transceiver and switch port; if the "
+                "port has another purpose, exclude it with NCCL_IB_HCA",
             )

@@ -18,15 +18,15 @@ def examine(host: Host) -> Iterator[NetworkFinding]:
     if strict:
         yield note(
             NAME,
-            f"not allowed to {', '.join(strict)}",
-            effect="PCIe writes of the NIC stay in order: slower on many processors, and in virtual machines",
-            fix="allow it in the BIOS; for ConnectX also: mlxconfig -d DEVICE set PCI_WR_ORDERING=1",
+            f"not allowed for {', '.join(strict)}",
+            effect="PCIe writes of the NIC stay in order, which is slower on many processors and in virtual machines",
+            fix="allow relaxed ordering in the BIOS; for ConnectX, also run mlxconfig -d DEVICE set PCI_WR_ORDERING=1",
         )
     if hidden:
         yield unknown(
             NAME,
-            f"the registers of {', '.join(hidden)} are not shown",
-            fix="run as root, or keep the output of `sudo lspci -vvv` as lspci.txt in the tree",
+            f"the registers of {', '.join(hidden)} cannot be read",
+            fix="run as root, or save the output of `sudo lspci -vvv` as lspci.txt in the examined directory",
         )
     if relaxed and not strict and not hidden:
         yield ok(NAME, f"allowed to {', '.join(relaxed)}")

@@ -46,7 +46,10 @@ def unpacked(path: Path, suffixes: Collection[str]) -> list[Path]:
         with zipfile.ZipFile(path) as archive:
             members = [member for member in archive.infolist() if _is_wanted(member, suffixes)]
             if len(members) > MOST_MEMBERS:
-                raise TraceError(f"{path} holds {len(members):,} files, more than {MOST_MEMBERS:,}: pack one a rank")
+                raise TraceError(
+                    f"{path} holds {len(members):,} files, more than the limit of {MOST_MEMBERS:,}: pack one "
+                    "trace per rank"
+                )
             return _unpack(path, archive, members, folder)
     except DAMAGED as error:
         raise TraceError(f"{path} cannot be unpacked ({error}): pack it again, without a password") from None
@@ -74,8 +77,8 @@ def _unpack(path: Path, archive: zipfile.ZipFile, members: list[zipfile.ZipInfo]
                 left -= len(block)
                 if left < 0:
                     raise TraceError(
-                        f"{path} unpacks to more than {MOST_BYTES >> 30} GiB or {MOST_RATIO} times its size, as no "
-                        "traces do: unpack it yourself if you trust it, and name the folder"
+                        f"{path} unpacks to more than {MOST_BYTES >> 30} GiB or {MOST_RATIO} times its size, which "
+                        "traces never do: if you trust the archive, unpack it and name the folder"
                     )
                 file.write(block)
         files.append(target)

@@ -101,7 +101,7 @@ class _Export:
         self._take_copies()
         epoch_ns = next(self._rows("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"), (0,))[0] or 0
         if not 0 <= epoch_ns < LATEST_NS:
-            raise ValueError(f"a clock that begins {epoch_ns} ns after 1970")
+            raise ValueError(f"its start time, {epoch_ns} ns after 1970, is out of range")
         return self._translation.trace(devices=self._devices(), epoch_ns=epoch_ns)
 
     def _refusal(self) -> str:
@@ -111,9 +111,9 @@ class _Export:
                 "the table that ends in _kernel_trace.csv"
             )
         return (
-            "it is an SQLite file, but no export of Nsight Systems with CUDA activity: looked for the tables "
-            f"StringIds, {KERNELS}, {CALLS} and {RANGES}. Export a report that was recorded with `--trace=cuda,nvtx`, "
-            "by `nsys export --type sqlite`"
+            "it is an SQLite file, but not a Nsight Systems export with CUDA activity (required tables: StringIds, "
+            f"{KERNELS}, {CALLS} and {RANGES}): record with `nsys profile --trace=cuda,nvtx`, and export the report "
+            "with `nsys export --type sqlite`"
         )
 
     def _only_process(self) -> int | None:
@@ -126,9 +126,9 @@ class _Export:
         }
         if len(found) > 1:
             raise TraceError(
-                f"it is an export of Nsight Systems in which {len(found)} processes work on devices (process "
-                f"{', '.join(map(str, sorted(found)))}), and a trace is of one rank: record every rank into a report "
-                "of its own (`nsys profile -o rank%q{RANK} ...` inside of torchrun), and name all their exports"
+                f"it is a Nsight Systems export in which {len(found)} processes use devices (process "
+                f"{', '.join(map(str, sorted(found)))}), but a trace must cover one rank: record a separate report "
+                "for every rank (`nsys profile -o rank%q{RANK} ...` inside torchrun), and name all their exports"
             )
         return next(iter(found), None)
 

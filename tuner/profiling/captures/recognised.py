@@ -20,17 +20,20 @@ OTHERS = {
     ),
     ".qdrep": ("a report of Nsight Systems", "export it with `nsys export --type sqlite`, and name the .sqlite file"),
     ".ncu-rep": (
-        "a report of Nsight Compute, which has kernels one by one",
+        "a report of Nsight Compute, which profiles single kernels",
         "record steps with torch.profiler or nsys",
     ),
     ".pftrace": (
         "a trace in Perfetto's own format",
         "write JSON instead: `rocprofv3 --output-format json`, or torch.profiler's export_chrome_trace",
     ),
-    ".xplane.pb": ("the other file of a profile of JAX", "name the .trace.json.gz that lies beside it"),
-    ".pickle": ("a pickle, maybe a memory snapshot; pickles are not opened", "record steps with torch.profiler"),
+    ".xplane.pb": ("a profile of JAX in XPlane format", "name the .trace.json.gz in the same folder"),
+    ".pickle": (
+        "a pickle (possibly a memory snapshot; Steptune does not open pickles)",
+        "record steps with torch.profiler",
+    ),
     ".pt": ("a checkpoint", "record steps with torch.profiler"),
-    ".csv": ("a table", f"of rocprofv3's, name the one that ends in {KERNELS_CSV}"),
+    ".csv": ("a table", f"of rocprofv3's tables, name the one that ends in {KERNELS_CSV}"),
 }
 """Description of unsupported file types, and what to do with them, by suffix."""
 
@@ -52,7 +55,7 @@ def translator(path: Path) -> Callable[[Path], Trace] | None:
         raise TraceError("it is an archive: name it to `steptune analyze`, or unpack it")
     for suffix, (what, remedy) in OTHERS.items():
         if path.name.endswith(suffix):
-            raise TraceError(f"it is {what}, and no trace of steps: {remedy}")
+            raise TraceError(f"it is {what}, not a trace of steps: {remedy}")
     if rocprof.BEGINNING in start:
         return read_rocprof_json
     return read_jax if jax.BEGINNING.search(start) else None

@@ -42,7 +42,10 @@ def read_rocprof_json(path: Path) -> Trace:
         found = json_of(path)["rocprofiler-sdk-tool"]
         tools = found if isinstance(found, list) else [found]
         if len(tools) != 1:
-            raise TraceError(f"it is {WHAT} of {len(tools)} processes, and a trace is of one: keep one file a process")
+            raise TraceError(
+                f"it is {WHAT} with {len(tools)} processes, but a trace must cover one process: write one file "
+                "per process"
+            )
         return _Result(tools[0]).read()
 
 

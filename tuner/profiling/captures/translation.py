@@ -42,7 +42,7 @@ def written_as(what: str, remedy: str) -> Iterator[None]:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, csv.Error) as error:
         said = f"{type(error).__name__}: {error}"[:MOST_SAID]
-        raise TraceError(f"it is not written as {what} is ({said}): {remedy}") from None
+        raise TraceError(f"it does not have the format of {what} ({said}): {remedy}") from None
 
 
 class Translation:
@@ -106,8 +106,8 @@ class Translation:
         if not steps:
             ranges, operations = (counted(count, noun[:-1]) for noun, count in self._count.items())
             raise TraceError(
-                f"it is {self._what} ({operations} of devices, {ranges} with a name), but not one of steps: no range "
-                f"is named step or iteration. {self._mark}"
+                f"it is {self._what} ({operations} on devices, {ranges} with a name), but no steps are marked: no "
+                f"range is named step or iteration. {self._mark}"
             )
         for number, step in enumerate(steps):
             self.host("user_annotation", f"ProfilerStep#{number}", step.start_ns, step.end_ns, step.thread)

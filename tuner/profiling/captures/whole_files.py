@@ -44,11 +44,13 @@ def json_of(path: Path) -> Any:
         with gzip.open(path) if compressed else path.open("rb") as file:
             text = file.read(MOST_BYTES + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise TraceError("the compressed file ends in the middle or is damaged: copy it again") from None
+        raise TraceError("the compressed file is truncated or damaged: copy it again") from None
     if len(text) > MOST_BYTES:
         raise TraceError(f"it has more than {MOST_BYTES >> 20} MiB: record a shorter stretch, ten steps are enough")
     check_decoded_size(text, MOST_DECODED_BYTES)
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise TraceError(f"it is not JSON ({error}): the file ends in the middle, or was changed") from None
+        raise TraceError(
+            f"it is not JSON ({error}): the file is truncated or was modified; copy or record it again"
+        ) from None

@@ -65,7 +65,7 @@ HINDRANCES = (STALLS, SYNCHRONISATION, INPUT, ALLOCATIONS)
 CAUGHT_UP = (SYNCHRONISATION, STALLS)
 FAR_APART = 0.1
 """Minimum difference between the levels of cost for which answers have an uncertainty."""
-NO_LAUNCHES = "no marked steps with work that they launch are recorded"
+NO_LAUNCHES = "the trace has no marked steps with recorded launches"
 Edit = Callable[[Graph], Graph]
 
 
@@ -79,7 +79,7 @@ def replay(graph: Graph, unprofiled_ns: float | None = None, *, workers: bool = 
     refusal = refused(graph)
     error = abs(step_time_ns(graph, usual_delays=True) / graph.recorded_ns - 1) if not refusal else 1.0
     if not refusal and error > MOST_ERROR:
-        refusal = f"the replay of the unchanged steps takes {1 + error:.2f} times what was recorded"
+        refusal = f"the replay of the unchanged steps takes {1 + error:.2f} times the recorded time"
     if refusal:
         return Replay(recorded_ns=round(graph.recorded_ns), refusal=refusal)
     recorded, found = graph, Levels()
@@ -172,8 +172,8 @@ def not_replayed(replay: Replay, cause: str) -> str:
     if replay.refusal:
         return replay.refusal
     if replay.unprofiled_error is not None and replay.unprofiled_error > MOST_ERROR:
-        return f"the replay misses the time of the unprofiled step by {replay.unprofiled_error:.0%}"
-    return "" if cause in replay.saved else "the replayed steps do not show it"
+        return f"the replayed step time differs from the unprofiled one by {replay.unprofiled_error:.0%}"
+    return "" if cause in replay.saved else "the replayed steps show no such cost"
 
 
 def of_all_steps(replay: Replay, breakdown: Breakdown, num_replayed: int) -> Replay:
@@ -213,13 +213,13 @@ def refused(graph: Graph) -> str:
     """Return the reason why the steps cannot be replayed; empty if they can."""
     operations = graph.operations
     if graph.recorded_ns <= 0:
-        return "the steps take no time"
+        return "the steps have zero length"
     if graph.num_steps < LEAST_STEPS:
         return "a single step shows no steady state"
     if operations.known < LEAST_KNOWN:
-        return f"the launches of {1 - operations.known:.0%} of the device's time are not recorded"
+        return f"no launch is recorded for {1 - operations.known:.0%} of the device's time"
     if operations.unexplained > MOST_UNEXPLAINED:
-        return f"for {operations.unexplained:.0%} of the time operations start later than anything recorded explains"
+        return f"for {operations.unexplained:.0%} of the time, operations start later than any recorded event explains"
     return ""
 
 
@@ -264,7 +264,7 @@ def replay_ranks(graphs: Mapping[int, Graph], unprofiled_ns: float | None = None
         return Replay(recorded_ns=round(recorded), refusal=refusal or str(reason))
     error = abs(several.step_time_ns(joint, usual_delays=True) / recorded - 1)
     if error > MOST_ERROR:
-        refusal = refusal or f"the replay of the unchanged steps takes {1 + error:.2f} times what was recorded"
+        refusal = refusal or f"the replay of the unchanged steps takes {1 + error:.2f} times the recorded time"
     if refusal:
         return Replay(recorded_ns=round(recorded), refusal=refusal)
 

@@ -96,7 +96,7 @@ def _groups(graphs: Sequence[Graph]) -> Ints:
         called = names == name
         members = called.any(axis=0)
         if not (called[called.any(axis=1)] == members).all():
-            raise UnlikeRanksError(f"ranks call the collectives of the process group {name!r} in different places")
+            raise UnlikeRanksError(f"ranks call the collectives of the process group {name!r} at different positions")
         found[called] = int(members.argmax())
     return found
 

@@ -29,7 +29,7 @@ def step_time_ns(graph: Graph, *, usual_delays: bool = False) -> float:
         next(run)
     except StopIteration as done:
         return float(done.value)
-    raise AssertionError("a single graph has no other rank to meet")
+    raise AssertionError("a single graph must not wait for other ranks")
 
 
 def simulate(  # noqa: C901, PLR0912, PLR0915  one loop: calls would cost more than what they do

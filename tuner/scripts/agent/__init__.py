@@ -55,7 +55,7 @@ def _install() -> None:
     except Exception:
         import traceback
 
-        sys.stderr.write(f"steptune sees nothing in process {os.getpid()}:\n{traceback.format_exc()}")
+        sys.stderr.write(f"steptune cannot observe process {os.getpid()}:\n{traceback.format_exc()}")
 
 
 def _enable() -> None:

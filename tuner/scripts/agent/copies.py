@@ -105,16 +105,16 @@ class Copies:
         others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
         unknown = [thread.name for thread in others if type(thread).__name__ not in HARMLESS_THREADS]
         if threading.current_thread() is not threading.main_thread():
-            return "training begins in a thread"
+            return "training begins outside the main thread"
         if unknown:
-            return f"a copy has no threads, and the script has one ({unknown[0]})"
+            return f"a frozen copy cannot have threads, but the script has one ({unknown[0]})"
         if has_group() or int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            return "the ranks of a group start together"
+            return "the ranks of a process group must start together"
         if torch.cuda.is_initialized():
             return "CUDA had begun"
         if set(own_children()) - set(self._children):
             return "the script has started a process"
-        return "there are enough of them" if len(self._children) >= MOST_COPIES else ""
+        return "the maximum number of copies was reached" if len(self._children) >= MOST_COPIES else ""
 
     def _copied(self) -> dict[str, Any] | None:
         name = f"copy-{os.getpid()}-{len(self._children)}"
@@ -167,7 +167,7 @@ def _wait_for_request(folder: Path, files: list[tuple[int, int, int]], frozen_ns
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     _redirect(os.devnull)
     if torch.cuda._is_in_bad_fork():
-        (folder / REFUSED).write_text("the script had asked CUDA's driver something", encoding="utf-8")
+        (folder / REFUSED).write_text("the script had already called CUDA's driver", encoding="utf-8")
         os._exit(0)
     for request in requests_of(folder / REQUEST):
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # of the supervisor, once the script itself has ended
@@ -177,7 +177,7 @@ def _wait_for_request(folder: Path, files: list[tuple[int, int, int]], frozen_ns
         if "trial" in request and _is_trial(request, handlers, files):
             end_at_others_files(request["view"], frozen_ns)
             return request
-    raise AssertionError("a pipe that is open for writing has no end")
+    raise AssertionError("the request pipe must stay open for writing")
 
 
 def requests_of(pipe: Path) -> Generator[dict[str, Any], None, None]:

@@ -54,7 +54,7 @@ def _read(path: Path, error: type[Exception]) -> dict[str, Any]:
     except ValueError as reason:
         raise error(f"{path} is not JSON ({reason}): export the recommendation again") from None
     if not isinstance(record, dict) or not record.get("in_script"):
-        raise error(f"{path} holds no recommendation for a training script: `steptune tune -- COMMAND` makes one")
+        raise error(f"{path} is not a recommendation for a training script: create one with `steptune tune -- COMMAND`")
     return record
 
 
@@ -109,13 +109,15 @@ class _Measured:
         """Refuse a run that differs in a condition that is known before the script begins."""
         changed = sources.changed()
         if changed:
-            self._refuse(f"{changed} is not the file that was tuned")
+            self._refuse(f"{changed} has changed since it was tuned")
         torch_then, torch_now = self._record["hardware"]["versions"].get("torch"), str(torch.__version__)
         if torch_then != torch_now:
-            self._refuse(f"it was measured with torch {torch_then}, and this is torch {torch_now}")
+            self._refuse(f"it was measured with torch {torch_then}, but this process has torch {torch_now}")
         for name, value in self._record["environment_variables"].items():
             if os.environ.get(name) != value:
-                self._refuse(f"it was measured with {name}={value}: start the script with it", remedy="")
+                self._refuse(
+                    (f"it was measured with {name}={value}: set this variable before the script starts"), remedy=""
+                )
         if os.environ.get("WORLD_SIZE"):  # else there may be a launcher that sets it
             self._check_size(int(os.environ["WORLD_SIZE"]))
 
@@ -128,13 +130,15 @@ class _Measured:
         then = self._script["device"], self._script["device_name"]
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{os.cpu_count()} CPU cores"
         if then != (device.type, name):
-            self._refuse(f"it was measured on {then[0]} ({then[1]}), and the script trains on {device.type} ({name})")
+            self._refuse(f"it was measured on {then[0]} ({then[1]}), but the script trains on {device.type} ({name})")
 
     def _check_size(self, size: int) -> None:
         if size != self._record["num_ranks"]:
-            self._refuse(f"it was measured with {self._record['num_ranks']} ranks, and there are {size}")
+            self._refuse(f"it was measured with {self._record['num_ranks']} ranks, but there are {size}")
 
-    def _refuse(self, reason: str, remedy: str = ". Tune it again, or take the line steptune.enable() out") -> None:
+    def _refuse(
+        self, reason: str, remedy: str = (". Tune the script again, or remove the line steptune.enable()")
+    ) -> None:
         raise self._error(f"the recommendation of study {self._record['study_id']} is not applied: {reason}{remedy}")
 
 
@@ -217,9 +221,11 @@ class Enabled:
         if not missing or not is_first():
             return
         if not (self._num_loaders or self._num_optimizers or self._measured.is_device_checked):
-            sys.stderr.write("steptune: no change in this process: nothing trained in it\n")
+            sys.stderr.write("steptune: nothing was changed, because this process did no training\n")
         else:
-            sys.stderr.write(f"steptune: not changed: {', '.join(missing)}. The script never came to it\n")
+            sys.stderr.write(
+                f"steptune: not changed: {', '.join(missing)}. The script never reached the code to change\n"
+            )
 
 
 class EnabledHooks(Hooks):

@@ -112,7 +112,7 @@ class Hooks:
         copies, before, depth = self._copies, self.session, dict(vars(self._depth))
         if copies is None:
             return
-        inside = "training begins inside of an optimizer's step" if depth.get("step") else ""
+        inside = "training begins inside an optimizer's step" if depth.get("step") else ""
         request = copies.freeze(what, number, is_last=what != "loader", against=inside)
         if request is not None:
             self.folder = request["folder"]

@@ -202,7 +202,9 @@ class Window:
         from torch.profiler import ProfilerActivity, profile, schedule
 
         if torch._C._autograd._profiler_enabled():
-            self.refuse("the script runs torch.profiler itself, and there can be one only: switch it off")
+            self.refuse(
+                "the script already runs torch.profiler, and only one profiler can be active: switch off the script's"
+            )
             return
         synchronise()
         activities = [ProfilerActivity.CPU]

@@ -53,8 +53,11 @@ RECOMPUTED = 0.5
 class ActivationCheckpointing(Strategy):
     setting = ActivationCheckpointingSetting
     dropped = DROPPED
-    summary = "recompute every k-th block, or all except its expensive operators, instead of keeping its activations"
-    needs_workload = "which blocks of the model repeat is known from Workload.blocks only"
+    summary = (
+        "recomputation of every k-th block's activations in the backward pass; results of expensive operators can "
+        "be kept"
+    )
+    needs_workload = "the model's repeated blocks are known only from Workload.blocks"
     attacks = ()
     cures = (
         Cure.RECOMPUTE_LESS,
@@ -77,12 +80,13 @@ class ActivationCheckpointing(Strategy):
     def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
         if choice["every"] is not None and workload.model.num_blocks < int(choice["every"]):
             return Unsupported(
-                f"requires more repeated blocks than {workload.model.num_blocks}: name them in Workload.blocks"
+                f"requires at least {choice['every']} repeated blocks, got {workload.model.num_blocks}: name "
+                "them in Workload.blocks"
             )
         if choice["every"] is not None and workload.model.block_state:
             return Unsupported(
-                f"its blocks change {workload.model.block_state} in their forward pass, and a recomputation would "
-                "change it again: keep such state outside of the blocks"
+                f"the model's blocks change {workload.model.block_state} in the forward pass, and recomputation "
+                "would change it again: move this state out of the blocks"
             )
         return Supported()
 

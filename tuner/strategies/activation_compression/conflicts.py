@@ -18,6 +18,6 @@ CONFLICTS = (
     Conflict(
         between=(ActivationCompressionSetting, CompileSetting),
         when=lambda s, e, w: s[ActivationCompressionSetting].kept_as is not None and s[CompileSetting].mode is not None,
-        reason="torch.compile decides itself which activations the backward pass keeps",
+        reason="torch.compile itself chooses which activations to save for the backward pass",
     ),
 )

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 class ActivationCompression(Strategy):
     setting = ActivationCompressionSetting
     conflicts = CONFLICTS
-    summary = "saved activations as ReLU masks, without zeros, or in 16 or 8 bits"
-    needs_workload = "hooks on saved tensors belong around the forward pass of a step of Steptune's own"
+    summary = "saved activations stored as ReLU masks, without zeros, or in 16 or 8 bits"
+    needs_workload = "saved-tensor hooks must wrap the forward pass, which requires Steptune's own training step"
     attacks = ()
     cures = (Cure.HOLD_LESS,)
     recompiles = True
@@ -82,5 +82,9 @@ class ActivationCompression(Strategy):
         if not found.took or choice["kept_as"] is None:
             return found
         before, after = evidence.get("bytes_in", 0), evidence.get("bytes_kept", 0)
-        detail = f"{after / 1e6:.1f} MB kept of {before / 1e6:.1f} MB" if before else "nothing was worth encoding"
+        detail = (
+            f"{after / 1e6:.1f} MB kept of {before / 1e6:.1f} MB"
+            if before
+            else "no saved activation was worth encoding"
+        )
         return Effect(strategy=self.name, took=before > 0, detail=detail)

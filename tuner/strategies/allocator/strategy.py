@@ -36,7 +36,7 @@ VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 class Allocator(Strategy):
     setting = AllocatorSetting
-    summary = "CUDA caching allocator: expandable segments, size from which blocks are not split"
+    summary = "settings of the CUDA caching allocator: expandable segments, maximum size of blocks that may be split"
     attacks = (Category.ALLOCATION,)
     cures = (
         Cure.KEEP_ALLOCATED,
@@ -95,7 +95,9 @@ class Allocator(Strategy):
         found = super().took_effect(evidence, choice)
         if not found.took or "num_device_alloc" not in evidence:
             return found
-        detail = f"{evidence['num_device_alloc']} allocations from the device, {evidence['num_alloc_retries']} retries"
+        detail = (
+            f"{evidence['num_device_alloc']} device allocations, {evidence['num_alloc_retries']} allocation retries"
+        )
         return Effect(strategy=self.name, took=True, detail=detail)
 
 

@@ -14,6 +14,6 @@ CONFLICTS = (
             and s[AttentionBackendSetting].backend in ("flash", "cudnn")
             and s[PrecisionSetting].level in ("fp32", "tf32")
         ),
-        reason="flash and cuDNN attention on CUDA need 16-bit inputs",
+        reason="flash and cuDNN attention on CUDA require 16-bit inputs: use precision level O1, O2 or O3",
     ),
 )

@@ -47,7 +47,7 @@ class AttentionBackend(Strategy):
     setting = AttentionBackendSetting
     conflicts = CONFLICTS
     summary = "back end of scaled_dot_product_attention"
-    needs_workload = "the back end is chosen around the forward pass of a step of Steptune's own"
+    needs_workload = "the back end is set around the forward pass, which requires Steptune's own training step"
     attacks = (Category.ATTENTION,)
     touches = COMPUTE
     recompiles = True
@@ -98,7 +98,9 @@ class AttentionBackend(Strategy):
         if backend is None:
             return Effect(strategy=self.name, took=True, detail=f"ran {next(iter(ran))}" if ran else "left to torch")
         if not operators:
-            return Effect(strategy=self.name, took=True, detail="not profiled: nothing shows it")
+            return Effect(
+                strategy=self.name, took=True, detail="the step was not profiled, so the back end that ran is unknown"
+            )
         if not ran:
             took = backend == "math"
             return Effect(strategy=self.name, took=took, detail="the profiled steps ran no fused attention operator")

@@ -40,8 +40,8 @@ WITHOUT_MASK = 0.4
 
 class AttentionMask(Strategy):
     setting = AttentionMaskSetting
-    summary = "causal attention by a flag instead of a computed mask"
-    needs_workload = "whether a mask is causal is proven on batches of Workload.dataset"
+    summary = "causal attention with the is_causal flag instead of a computed mask"
+    needs_workload = "Steptune must check on batches of Workload.dataset that the masks are causal"
     attacks = (Category.ATTENTION, Category.SYNCHRONISATION, Category.HOST)
     cures = (Cure.LAUNCH_PER_LARGER_PIECE,)
     recompiles = True

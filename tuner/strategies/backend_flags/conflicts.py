@@ -11,6 +11,6 @@ DROPPED = (
         setting=BackendFlagsSetting,
         parameters=("tf32",),
         when=lambda s: s[PrecisionSetting].level == "tf32",
-        reason="precision sets TF32 already",
+        reason="the precision strategy already enables TF32",
     ),
 )

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 class BackendFlags(Strategy):
     setting = BackendFlagsSetting
     dropped = DROPPED
-    summary = "cuDNN benchmark, TF32 for remaining FP32 matmuls, flushing of denormals"
+    summary = "cuDNN benchmark mode, TF32 for remaining FP32 matmuls, denormals flushed to zero"
     attacks = COMPUTE
     cures = (Cure.TUNE_COMPUTE,)
     touches = (*COMPUTE, Category.OPTIMIZER)
@@ -65,7 +65,7 @@ class BackendFlags(Strategy):
             if isinstance(found, Unsupported):
                 return found
         if choice["flush_denormals"] and environment.hardware.device_kind != "cpu":
-            return Unsupported("requires training on the CPU: only its arithmetic is slowed by denormals")
+            return Unsupported("requires training on the CPU: denormals slow down CPU arithmetic only")
         has_conv = any("Conv" in name for name in workload.model.module_types)
         if choice["cudnn_benchmark"] and not has_conv:
             return Unsupported("requires a convolution; the model has none")
@@ -99,7 +99,9 @@ class BackendFlags(Strategy):
 
     def outside(self, choice: Choice, script: ScriptFacts) -> Outside | NeedsWorkload:
         if choice["cudnn_benchmark"] and script.deterministic:
-            return NeedsWorkload("the script sets torch.backends.cudnn.deterministic, which asks for the opposite")
+            return NeedsWorkload(
+                "the script sets torch.backends.cudnn.deterministic, which conflicts with cudnn_benchmark"
+            )
         changes: dict[str, Scalar] = {
             "cudnn_benchmark": choice["cudnn_benchmark"],
             "matmul_precision": "high" if choice["tf32"] else "highest",

@@ -64,7 +64,7 @@ AUTOTUNED_PART = 0.15
 class Compile(Strategy):
     setting = CompileSetting
     dropped = DROPPED
-    summary = "torch.compile: mode, whole model or repeated blocks"
+    summary = "torch.compile of the whole model or of repeated blocks, and its mode"
     attacks = (
         Category.ELEMENTWISE,
         Category.NORMALISATION,
@@ -100,7 +100,9 @@ class Compile(Strategy):
         if environment.compiler is None:
             return Unsupported("torch.compile needs a C++ compiler: install g++ or clang++, or set CXX")
         if choice["scope"] == "regional" and workload.model.num_blocks < 2:
-            return Unsupported("requires repeated blocks: name them in Workload.blocks")
+            return Unsupported(
+                f"requires at least 2 repeated blocks, got {workload.model.num_blocks}: name them in Workload.blocks"
+            )
         if choice["mode"] in ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"):
             return needs_cuda(environment)
         return Supported()
@@ -162,13 +164,18 @@ class Compile(Strategy):
     def outside(self, choice: Choice, script: ScriptFacts) -> Outside | NeedsWorkload:
         mode, dynamic = choice["mode"], choice["dynamic"]
         if script.compiled:
-            return NeedsWorkload("the script compiles its model itself")
+            return NeedsWorkload("the script already compiles its model")
         if choice["scope"] == "regional":
-            return NeedsWorkload("which blocks of the model repeat is known from Workload.blocks only")
+            return NeedsWorkload("the model's repeated blocks are known only from Workload.blocks")
         if mode in MODES_WITH_GRAPHS:
-            return NeedsWorkload("CUDA graphs overwrite their outputs in the next step, and the loop may keep them")
+            return NeedsWorkload(
+                "CUDA graphs overwrite their outputs in the next step, but the script's loop may "
+                "still use these outputs"
+            )
         if not script.models:
-            return NeedsWorkload("no module that trains is called as a whole: the loop calls methods or parts of it")
+            return NeedsWorkload(
+                "the script's loop never calls a trained module as a whole, only its methods or submodules"
+            )
         said = [] if mode == "default" else [f'mode="{mode}"']
         said += [] if dynamic is None else [f"dynamic={dynamic}"]
         changes: dict[str, Scalar] = {"compile": mode, "compile_dynamic": dynamic}
@@ -223,9 +230,11 @@ class Compile(Strategy):
         graphs, breaks = evidence.get("graphs", 0), evidence.get("graph_breaks", 0)
         detail = f"{graphs} graphs, {breaks} graph breaks, {evidence.get('recompilations', 0)} recompilations"
         if evidence.get("given_up"):
-            why = evidence.get("why_again") or "guards failed again and again"
+            why = evidence.get("why_again") or "guards failed repeatedly"
             return Effect(
-                strategy=self.name, took=False, detail=f"{detail}: compiled too often ({why}), so it runs as it is"
+                strategy=self.name,
+                took=False,
+                detail=f"{detail}: too many recompilations ({why}), so the function runs uncompiled",
             )
         if choice["mode"] in MODES_WITH_GRAPHS and evidence.get("cudagraph_skips", 0) >= max(1, graphs):
             why = evidence.get("why_skipped") or "no reason given"

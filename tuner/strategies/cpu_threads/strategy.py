@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 class CpuThreads(Strategy):
     setting = CpuThreadsSetting
-    summary = "intra-operator threads and their binding"
+    summary = "number of intra-operator threads, and their binding to cores"
     attacks = (*COMPUTE, Category.OPTIMIZER, Category.DATA_WAIT)
     cures = (
         Cure.MAKE_BATCHES_SOONER,
@@ -112,5 +112,5 @@ class CpuThreads(Strategy):
         effect = super().took_effect(evidence, wanted)
         if not effect.took or not wanted or "threads" not in evidence:
             return effect
-        bound = f" on {evidence['places']} cores of their own" if choice["bind"] is not None else ""
-        return Effect(strategy=self.name, took=True, detail=f"an operator ran on {evidence['threads']} threads{bound}")
+        bound = f" bound to {evidence['places']} separate cores" if choice["bind"] is not None else ""
+        return Effect(strategy=self.name, took=True, detail=f"operators ran on {evidence['threads']} threads{bound}")

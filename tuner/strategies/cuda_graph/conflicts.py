@@ -30,6 +30,6 @@ CONFLICTS = (
 TOGETHER = (
     Together(
         between=(AttentionMaskSetting, CudaGraphSetting),
-        reason="a CUDA graph cannot hold the check whether a mask is needed",
+        reason="a CUDA graph cannot record the host's check of whether a mask is needed",
     ),
 )

@@ -37,7 +37,9 @@ class CudaGraph(Strategy):
     conflicts = CONFLICTS
     together = TOGETHER
     summary = "record a whole step as CUDA graphs and replay it"
-    needs_workload = "a whole step is recorded, and the loop's own lines (item(), zero_grad, schedulers) stand in it"
+    needs_workload = (
+        "a CUDA graph must record the whole step, which contains the script's own calls (item(), zero_grad, schedulers)"
+    )
     attacks = (Category.HOST, Category.LAUNCH_LATENCY, Category.OPTIMIZER_HOST, Category.ALLOCATION)
     cures = (Cure.REPLAY_LAUNCHES,)
     usual_realisation = 0.7
@@ -52,7 +54,7 @@ class CudaGraph(Strategy):
         if workload.custom_step:
             return Unsupported("not supported with a custom training_step, which cannot be recorded")
         if workload.varying_shapes:
-            return Unsupported("requires batches of one shape: a CUDA graph holds one shape")
+            return Unsupported("requires batches of one shape, because a CUDA graph records one shape")
         if not workload.optimizer.capturable:
             return Unsupported(f"{workload.optimizer.name} does not support capturable=True")
         if environment.num_ranks > 1:
@@ -94,7 +96,7 @@ class CudaGraph(Strategy):
         )
         if evidence.get("host_options"):
             detail += (
-                f"; the host launches the update, which reads {', '.join(evidence['host_options'])} there, and those "
-                "change too often to be recorded"
+                f"; the host launches the update, because it reads {', '.join(evidence['host_options'])} on the "
+                "host and these values change too often to be recorded"
             )
         return Effect(strategy=self.name, took=True, detail=detail)

@@ -17,12 +17,13 @@ DROPPED = (
         setting=DataLoadingSetting,
         parameters=("epochs_ahead",),
         when=lambda s: not s[DataLoadingSetting].persistent_workers,
-        reason="only workers that are kept can begin the next epoch",
+        reason="only persistent workers can begin the next epoch early",
     ),
 )
 
 TOGETHER = (
     Together(
-        between=(DataLoadingSetting, CpuThreadsSetting), reason="loader workers and operator threads share the cores"
+        between=(DataLoadingSetting, CpuThreadsSetting),
+        reason="loader workers and operator threads share the CPU cores",
     ),
 )

@@ -64,7 +64,10 @@ class DataLoading(Strategy):
     setting = DataLoadingSetting
     dropped = DROPPED
     together = TOGETHER
-    summary = "worker processes, prefetch depth, pinned memory, persistent workers, epochs ahead"
+    summary = (
+        "DataLoader settings: worker processes, prefetch depth, pinned memory, persistent workers, early start of "
+        "the next epoch"
+    )
     attacks = (Category.DATA_WAIT, Category.EPOCH_RESTART, Category.COPY_H2D, Category.QUEUED)
     cures = (
         Cure.MAKE_BATCHES_SOONER,
@@ -102,8 +105,8 @@ class DataLoading(Strategy):
         changes_between_epochs = workload.script is not None and not self._keeps_workers(workload)
         if choice["persistent_workers"] and choice["num_workers"] and changes_between_epochs:
             return Unsupported(
-                "workers that are kept do not see what a loop changes in its dataset between epochs, and the loop of a "
-                "script is not known"
+                "persistent workers would miss changes that the script makes to its dataset between epochs, and "
+                "Steptune does not know the script's loop"
             )
         if choice["epochs_ahead"] and (reason := _unknown_order(environment, workload)):
             return Unsupported(reason)
@@ -111,8 +114,9 @@ class DataLoading(Strategy):
             return Unsupported("pinned memory requires a CUDA device")
         if workload.dataset.kind == "iterable" and int(choice["num_workers"] or 0) > 1:
             return Unsupported(
-                "an iterable dataset gives every worker the whole stream unless it splits it by "
-                "get_worker_info(); give a map-style dataset to tune workers"
+                f"requires at most 1 worker for an iterable dataset, got {choice['num_workers']}: every worker "
+                "reads the whole stream unless the dataset splits it with get_worker_info(); use a map-style "
+                "dataset to tune num_workers"
             )
         return Supported()
 
@@ -128,7 +132,7 @@ class DataLoading(Strategy):
 
     def outside(self, choice: Choice, script: ScriptFacts) -> Outside | NeedsWorkload:
         if script.loader is None:
-            return NeedsWorkload("the loop makes its batches itself, without a DataLoader")
+            return NeedsWorkload("the script makes its batches without a DataLoader")
         workers = int(choice["num_workers"] or 0)
         settings: dict[str, Scalar] = {
             "num_workers": workers,
@@ -195,12 +199,12 @@ class DataLoading(Strategy):
 def _unknown_order(environment: Environment, workload: WorkloadFacts) -> str | None:
     """Return the reason why samples of the next epoch are not known before it begins; None where they are."""
     if workload.script is not None:
-        return "the loop of a script is not known, nor when its epochs begin"
+        return "Steptune does not know when the epochs of a script begin"
     if workload.dataset.kind == "iterable":
-        return "an iterable dataset decides itself where its epochs end"
+        return "the end of an iterable dataset's epoch is not known in advance"
     if environment.hardware.device_kind == "cpu" and workload.randomness != "none":
         return (
-            "the model and the shuffling sampler use the same random generator: the next "
-            "epoch's order is not known ahead"
+            "the model and the shuffling sampler share a random generator, so the order of the next epoch is not "
+            "known in advance"
         )
     return None

@@ -35,8 +35,10 @@ MEMORY_SHARE = 0.5
 
 class DatasetCache(Strategy):
     setting = DatasetCacheSetting
-    summary = "decoded samples kept in memory or on a local disk"
-    needs_workload = "the dataset is wrapped before its loader is made, by Workload.load and Workload.augment"
+    summary = "cache of decoded samples in memory or on a local disk"
+    needs_workload = (
+        "Steptune must wrap the dataset before its loader is created, with Workload.load and Workload.augment"
+    )
     attacks = (Category.DATA_WAIT,)
     cures = (
         Cure.MAKE_BATCHES_SOONER,
@@ -53,11 +55,13 @@ class DatasetCache(Strategy):
         if choice["where"] is None:
             return Supported()
         if data.kind != "map" or data.length is None:
-            return Unsupported("requires a map-style dataset: samples of an iterable one have no index to cache by")
+            return Unsupported(
+                "requires a map-style dataset: samples of an iterable dataset have no index to cache them by"
+            )
         if not (data.load_deterministic or data.deterministic):
             return Unsupported(
-                "dataset[i] draws random numbers: split it into load(index) and augment(sample), "
-                "then what load returns can be cached"
+                "dataset[i] draws random numbers, which a cache would freeze: split it into Workload.load(index) "
+                "and Workload.augment(sample), so that Steptune can cache the result of load"
             )
         copies = environment.num_ranks if choice["where"] == "memory" else 1
         needed = copies * data.length * (data.sample_bytes or 0)

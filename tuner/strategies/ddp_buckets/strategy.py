@@ -42,8 +42,8 @@ SIZES = ("bucket_cap_mb", "first_bucket_mb")
 class DdpBuckets(Strategy):
     setting = DdpBucketsSetting
     conflicts = CONFLICTS
-    summary = "size of DDP's gradient buckets, static graph, gradients as views of their bucket"
-    needs_workload = "DDP is built by the script; Steptune builds it for a Workload"
+    summary = "DDP settings: bucket sizes, static graph, gradients as views of their buckets"
+    needs_workload = "the script builds its own DDP; Steptune builds DDP only for a Workload"
     attacks = (Category.COMMUNICATION, Category.COPY_D2D, Category.ELEMENTWISE, Category.HOST)
     cures = (Cure.COMMUNICATE_LESS,)
     usual_realisation = 0.15
@@ -72,9 +72,12 @@ class DdpBuckets(Strategy):
             return Unsupported(f"first_bucket_mb ({first}) must not exceed bucket_cap_mb ({cap})")
         unused = workload.model.num_unused_parameters
         if unused and not choice["find_unused"] and not choice["static_graph"]:
-            return Unsupported(f"{unused} parameters get no gradient: requires find_unused or static_graph")
+            return Unsupported(f"requires find_unused or static_graph: {unused} parameters get no gradient")
         if choice["static_graph"] and workload.custom_step:
-            return Unsupported("not supported with a custom training_step: its graph may change from step to step")
+            return Unsupported(
+                "static_graph is not supported with a custom training_step, whose autograd graph "
+                "may change from step to step"
+            )
         return self._makes_other_buckets(choice, workload)
 
     def _makes_other_buckets(self, choice: Choice, workload: WorkloadFacts) -> Support:
@@ -164,7 +167,7 @@ class DdpBuckets(Strategy):
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
         if "buckets" not in evidence:
             plain = choice == self.defaults
-            return Effect(strategy=self.name, took=plain, detail="no DDP" if plain else "there is no DDP to set")
+            return Effect(strategy=self.name, took=plain, detail="no DDP" if plain else "the job does not use DDP")
         effect = super().took_effect(evidence, choice)
         if not effect.took:
             return effect

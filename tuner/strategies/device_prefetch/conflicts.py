@@ -11,12 +11,12 @@ CONFLICTS = (
     Conflict(
         between=(DevicePrefetchSetting, DataLoadingSetting),
         when=lambda s, e, w: s[DevicePrefetchSetting].ahead and not s[DataLoadingSetting].pin_memory,
-        reason="a copy is asynchronous only from pinned memory",
+        reason="only copies from pinned memory are asynchronous: set pin_memory=True in data_loading",
     ),
     Conflict(
         between=(DevicePrefetchSetting, DatasetCacheSetting),
         when=lambda s, e, w: s[DevicePrefetchSetting].as_bytes and s[DatasetCacheSetting].where == "disk",
-        reason="the cache on disk holds converted samples",
+        reason="the disk cache stores converted samples instead of bytes",
     ),
 )
 
@@ -25,8 +25,10 @@ DROPPED = (
         setting=DevicePrefetchSetting,
         parameters=("as_bytes",),
         when=lambda s: not s[DevicePrefetchSetting].ahead,
-        reason="nothing is copied ahead",
+        reason="no batch is copied ahead",
     ),
 )
 
-TOGETHER = (Together(between=(DataLoadingSetting, DevicePrefetchSetting), reason="copying ahead needs pinned memory"),)
+TOGETHER = (
+    Together(between=(DataLoadingSetting, DevicePrefetchSetting), reason="copying ahead requires pinned memory"),
+)

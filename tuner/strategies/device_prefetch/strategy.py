@@ -36,8 +36,8 @@ class DevicePrefetch(Strategy):
     conflicts = CONFLICTS
     dropped = DROPPED
     together = TOGETHER
-    summary = "next batch copied on a side stream, as bytes where the workload has them"
-    needs_workload = "the loop's own lines move batches to the device"
+    summary = "copy of the next batch on a side stream, as bytes where the workload provides them"
+    needs_workload = "the script's own code copies batches to the device"
     attacks = (Category.COPY_H2D, Category.QUEUED)
     cures = (Cure.COPY_AHEAD,)
     usual_realisation = 0.8

@@ -46,8 +46,8 @@ class FusedKernels(Strategy):
     setting = FusedKernelsSetting
     summary = "fused kernels in place of groups of operators"
     needs_workload = (
-        "the parts of the model and of the loss are replaced before training begins, which "
-        "Workload.model and Workload.loss allow"
+        "Steptune must replace parts of the model and the loss before training begins, which requires "
+        "Workload.model and Workload.loss"
     )
     attacks = (*_OF_MODEL, *_OF_OPTIMIZER)
     cures = (Cure.FUSE_PARTS,)
@@ -66,12 +66,12 @@ class FusedKernels(Strategy):
     def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
         today = self.neutral(workload)
         for name, wanted in choice.items():
-            refusal = workload.model.kernel_refusals.get(name, "the model was not inspected for it")
+            refusal = workload.model.kernel_refusals.get(name, "the model was not inspected for this kernel")
             if wanted and not today[name] and refusal:
                 return Unsupported(f"{name}: {refusal}")
             if wanted and name in OURS and needs_cuda(environment) != Supported():
                 return Unsupported(
-                    f"{name}: requires a CUDA device: on a CPU Triton interprets kernels, for tests only"
+                    f"{name}: requires a CUDA device (on a CPU, Triton can only interpret kernels for tests)"
                 )
         return Supported()
 

@@ -14,15 +14,15 @@ CONFLICTS = (
         when=lambda s, e, w: (
             s[GradientCompressionSetting].method in FEEDS_BACK and s[PrecisionSetting].dtype == "float16"
         ),
-        reason="error feedback adds the error of one step to gradients of another loss scale, and an overflow would "
-        "stay in the error forever",
+        reason="error feedback would add the error of one step to gradients with another loss scale, and an "
+        "overflow would never leave the error: use bfloat16",
     ),
     Conflict(
         between=(GradientCompressionSetting, OptimizerAlgorithmSetting),
         when=lambda s, e, w: (
             s[GradientCompressionSetting].method == "dgc" and s[OptimizerAlgorithmSetting].algorithm is not None
         ),
-        reason="momentum correction is defined for SGD",
+        reason="momentum correction is defined for SGD only",
     ),
     Conflict(
         between=(GradientCompressionSetting, OptimizerImplementationSetting),
@@ -38,12 +38,12 @@ DROPPED = (
         setting=GradientCompressionSetting,
         parameters=("rank",),
         when=lambda s: s[GradientCompressionSetting].method != "powersgd",
-        reason="no matrix is approximated",
+        reason="rank applies to method powersgd only",
     ),
     Dropped(
         setting=GradientCompressionSetting,
         parameters=("ratio", "warm_up_steps"),
         when=lambda s: s[GradientCompressionSetting].method != "dgc",
-        reason="no elements are chosen",
+        reason="ratio and warm_up_steps apply to method dgc only",
     ),
 )

@@ -47,8 +47,8 @@ class GradientCompression(Strategy):
     setting = GradientCompressionSetting
     conflicts = CONFLICTS
     dropped = DROPPED
-    summary = "gradients in 16, 8 or 1 bits, as products of thin matrices, or their largest elements only"
-    needs_workload = "the communication hooks are put on a DDP that Steptune builds"
+    summary = "gradients sent in 16, 8 or 1 bits, as low-rank factors, or only their largest elements"
+    needs_workload = "communication hooks require a DDP that Steptune builds"
     attacks = (Category.COMMUNICATION,)
     cures = (Cure.COMMUNICATE_LESS,)
     usual_realisation = 0.3
@@ -75,7 +75,8 @@ class GradientCompression(Strategy):
             optimizer = workload.optimizer
             if optimizer.name != "SGD" or not optimizer.module.startswith("torch.optim"):
                 return Unsupported(
-                    f"requires torch.optim.SGD, for which momentum correction is defined, not {optimizer.name}"
+                    f"method dgc requires torch.optim.SGD, got {optimizer.name}: momentum correction is "
+                    "defined for SGD only"
                 )
             if workload.custom_step:
                 return Unsupported("not supported with a custom training_step, which may clip gradients a second time")
@@ -134,7 +135,9 @@ class GradientCompression(Strategy):
         if evidence.get("method") != choice["method"] or choice["method"] is None:
             took = evidence.get("method") == choice["method"]
             return Effect(
-                strategy=self.name, took=took, detail=f"gradients are sent as {evidence.get('method') or 'they are'}"
+                strategy=self.name,
+                took=took,
+                detail=f"gradients are sent as {evidence.get('method') or 'uncompressed tensors'}",
             )
         effect = super().took_effect(evidence, choice)
         factor = evidence.get("factor", 1.0)

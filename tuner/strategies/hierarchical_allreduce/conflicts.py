@@ -12,7 +12,7 @@ CONFLICTS = (
         when=lambda s, e, w: (
             s[HierarchicalAllreduceSetting].levels == 2 and s[GradientCompressionSetting].method in WHOLE_TENSORS
         ),
-        reason="the method needs whole gradient tensors, and between hosts each rank holds only a part: use bf16, "
-        "fp16, int8 or one_bit with two levels",
+        reason="the compression method needs whole gradient tensors, but between hosts each rank holds only a "
+        "part: use bf16, fp16, int8 or one_bit with two levels",
     ),
 )

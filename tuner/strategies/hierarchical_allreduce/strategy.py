@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 class HierarchicalAllreduce(Strategy):
     setting = HierarchicalAllreduceSetting
     conflicts = CONFLICTS
-    summary = "gradients reduced inside every host, then between hosts"
-    needs_workload = "the process groups are made by Steptune"
+    summary = "all-reduce of gradients within each host, then between hosts"
+    needs_workload = "Steptune must create the process groups"
     attacks = (Category.COMMUNICATION,)
     cures = (Cure.COMMUNICATE_LESS,)
     usual_realisation = 0.15
@@ -56,7 +56,7 @@ class HierarchicalAllreduce(Strategy):
         if ranks % hosts:
             return Unsupported(f"requires the same number of ranks on every host: {ranks} ranks on {hosts} hosts")
         if ranks == hosts:
-            return Unsupported("requires more than one rank on each host")
+            return Unsupported("requires at least 2 ranks on each host, got 1")
         return Supported()
 
     def numerics(self, choice: Choice) -> Numerics:

@@ -11,12 +11,13 @@ DROPPED = (
         setting=LargerGlobalBatchSetting,
         parameters=("rule",),
         when=lambda s: s[LargerGlobalBatchSetting].factor == 1,
-        reason="the learning rate stays with the batch",
+        reason="the rule scales the learning rate for a larger batch only",
     ),
 )
 
 TOGETHER = (
     Together(
-        between=(LargerGlobalBatchSetting, MicroBatchSetting), reason="a larger batch may fit in micro-batches only"
+        between=(LargerGlobalBatchSetting, MicroBatchSetting),
+        reason="a larger batch may fit into memory only when divided into micro-batches",
     ),
 )

@@ -53,8 +53,8 @@ class LargerGlobalBatch(Strategy):
     setting = LargerGlobalBatchSetting
     dropped = DROPPED
     together = TOGETHER
-    summary = "several batches in one step, up to the user's limit"
-    needs_workload = "the number of samples of a step is the loop's own"
+    summary = "larger global batch, up to Workload.max_global_batch"
+    needs_workload = "the script's own loop sets the number of samples per step"
     attacks = PER_STEP
     recompiles = True
     usual_realisation = 0.4
@@ -74,7 +74,7 @@ class LargerGlobalBatch(Strategy):
             return Supported()
         limit, wanted = workload.max_global_batch, factor * workload.global_batch
         if limit is None:
-            return Unsupported("set Workload.max_global_batch to the largest batch that you accept")
+            return Unsupported("requires Workload.max_global_batch: set it to the largest global batch that you accept")
         if wanted > limit:
             return Unsupported(f"a global batch of {wanted} exceeds Workload.max_global_batch ({limit})")
         length = workload.dataset.length
@@ -128,7 +128,7 @@ class LargerGlobalBatch(Strategy):
             return effect
         seen, wanted = _samples_of(evidence), int(choice["factor"] or 1) * evidence.get("today", 0)
         took = seen is not None and seen == wanted
-        detail = "no step was seen" if seen is None else f"a step took in {seen} samples"
+        detail = "no step was observed" if seen is None else f"a step processed {seen} samples"
         return Effect(strategy=self.name, took=took, detail=detail if took else f"{detail}, not {wanted}")
 
 

@@ -37,7 +37,7 @@ MAX_POOL_S = 10.0
 class LengthBalancing(Strategy):
     setting = LengthBalancingSetting
     summary = "batches of samples of similar length, balanced across ranks"
-    needs_workload = "the order of samples comes from the script's own sampler"
+    needs_workload = "the script's own sampler determines the order of samples"
     attacks = (*COMPUTE, Category.COMMUNICATION)
     recompiles = True
     usual_realisation = 0.6
@@ -54,23 +54,27 @@ class LengthBalancing(Strategy):
         if pool == 0:
             return Supported()
         if workload.dataset.kind == "iterable":
-            return Unsupported("requires a map-style dataset: an iterable one decides its own order")
+            return Unsupported("requires a map-style dataset: an iterable dataset sets its own order of samples")
         if workload.sampling == "batch_sampler":
             return Unsupported("not supported with a custom batch_sampler, which decides which samples form a batch")
         if workload.sampling == "sampler" and environment.num_ranks > 1:
             return Unsupported(
-                "not supported with a custom sampler on several ranks: whether it yields all samples or a rank's part "
-                "is unknown"
+                "not supported with a custom sampler on more than one rank: Steptune cannot tell whether the "
+                "sampler yields all samples or one rank's part"
             )
         if workload.dataset.padding_share is None:
             return Unsupported(
-                "requires the lengths of samples: implement Workload.length, or give the dataset `lengths`"
+                "requires the lengths of samples: implement Workload.length, or add the attribute `lengths` "
+                "to the dataset"
             )
         if workload.dataset.padding_share == 0:
             return Unsupported("no effect: no inspected batch has padding")
         seconds = pool * workload.sample_step_ns / 1e9
         if seconds > MAX_POOL_S and pool > POOLS[0]:
-            return Unsupported(f"a timing window must span a whole pool and would take {seconds:.0f} s")
+            return Unsupported(
+                f"a timing window must span a whole pool, which must take at most {MAX_POOL_S:.0f} "
+                f"s, got {seconds:.0f} s"
+            )
         return Supported()
 
     def numerics(self, choice: Choice) -> Numerics:
@@ -107,5 +111,5 @@ class LengthBalancing(Strategy):
         if choice["pool_batches"] == 0 or evidence["pool_batches"] != choice["pool_batches"]:
             return super().took_effect(evidence, choice)
         before, after = evidence["padding_before"], evidence["padding_after"]
-        detail = f"padding of the first pool: {before:.0%} of its batches before, {after:.0%} now"
+        detail = f"padding in the first pool: {before:.0%} before, {after:.0%} now"
         return Effect(strategy=self.name, took=after <= before, detail=detail)

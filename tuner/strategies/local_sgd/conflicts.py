@@ -24,7 +24,7 @@ CONFLICTS = (
     Conflict(
         between=(LocalSgdSetting, GradientCompressionSetting),
         when=lambda s, e, w: s[LocalSgdSetting].every != 1 and s[GradientCompressionSetting].method is not None,
-        reason="local SGD sends no gradients between averages",
+        reason="local SGD sends no gradients that could be compressed",
     ),
     Conflict(
         between=(LocalSgdSetting, HierarchicalAllreduceSetting),
@@ -49,6 +49,6 @@ DROPPED = (
         setting=LocalSgdSetting,
         parameters=("warm_up_steps", "inside"),
         when=lambda s: s[LocalSgdSetting].every == 1,
-        reason="no step is taken alone",
+        reason="every=1 has no local steps",
     ),
 )

@@ -38,8 +38,8 @@ class LocalSgd(Strategy):
     setting = LocalSgdSetting
     conflicts = CONFLICTS
     dropped = DROPPED
-    summary = "ranks step alone and average their models every so many steps"
-    needs_workload = "the exchange of gradients is the loop's own"
+    summary = "local updates on each rank, with models averaged over all ranks every N steps"
+    needs_workload = "the script's own loop exchanges the gradients"
     attacks = (Category.COMMUNICATION,)
     cures = (Cure.COMMUNICATE_LESS,)
     usual_realisation = 0.4
@@ -62,11 +62,12 @@ class LocalSgd(Strategy):
         ranks, hosts = environment.num_ranks, environment.num_hosts
         if hosts == 1:
             return Unsupported(
-                "requires more than one host: with gradients averaged inside the only host, no step is local"
+                "inside=True requires at least 2 hosts, got 1: averaging gradients within the only host "
+                "leaves no local step"
             )
         if ranks % hosts or ranks == hosts:
             return Unsupported(
-                f"requires the same number of ranks, more than one, on every host: {ranks} ranks on {hosts} hosts"
+                f"requires at least 2 ranks on every host, and the same number on each: {ranks} ranks on {hosts} hosts"
             )
         return Supported()
 

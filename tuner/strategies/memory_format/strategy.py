@@ -58,8 +58,8 @@ class MemoryFormat(Strategy):
             return Unsupported("requires a Conv2d layer; the model has none")
         if choice["batch_second"] and not workload.model.can_be_batch_second:
             return Unsupported(
-                "the repeated blocks are not nn.MultiheadAttention with batch_first=True among modules of torch that "
-                "treat every token alike"
+                "requires repeated blocks of nn.MultiheadAttention with batch_first=True whose other modules come "
+                "from torch and process each token independently"
             )
         return Supported()
 
@@ -82,13 +82,15 @@ class MemoryFormat(Strategy):
 
     def outside(self, choice: Choice, script: ScriptFacts) -> Outside | NeedsWorkload:
         if choice["batch_second"]:
-            return NeedsWorkload("which blocks of the model repeat is known from Workload.blocks only")
+            return NeedsWorkload("the model's repeated blocks are known only from Workload.blocks")
         if script.wrappers:
-            return NeedsWorkload(f"{script.wrappers[0]} has laid out the parameters before the first step")
+            return NeedsWorkload(f"{script.wrappers[0]} fixes the layout of the parameters before the first step")
         if not script.models:
-            return NeedsWorkload("no module that trains is called as a whole: the loop calls methods or parts of it")
+            return NeedsWorkload(
+                "the script's loop never calls a trained module as a whole, only its methods or submodules"
+            )
         changes: dict[str, Scalar] = {"channels_last": choice["layout"] == "channels_last"}
-        words = "model and images .to(memory_format=torch.channels_last)"
+        words = ".to(memory_format=torch.channels_last) on model and images"
         return Outside(way=Way.FORK, changes=changes, words=words, at="model")
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:

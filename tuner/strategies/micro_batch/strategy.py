@@ -34,7 +34,7 @@ MAX_PIECES = 16
 class MicroBatch(Strategy):
     setting = MicroBatchSetting
     summary = "gradient accumulation over micro-batches"
-    needs_workload = "the loop's own lines run forward and backward over the whole batch"
+    needs_workload = "the script's own loop runs forward and backward over the whole batch"
     attacks = COMPUTE
     cures = (
         Cure.LAUNCH_PER_LARGER_PIECE,
@@ -57,7 +57,9 @@ class MicroBatch(Strategy):
 
     def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
         if workload.model.has_batch_statistics and choice != self.neutral(workload):
-            return Unsupported("not supported with batch normalisation: its statistics would be those of other batches")
+            return Unsupported(
+                "not supported with batch normalisation: its statistics would be computed over batches of another size"
+            )
         if choice["num_micro_batches"] == 1:
             return Supported()
         if workload.custom_step:

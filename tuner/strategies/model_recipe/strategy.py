@@ -52,7 +52,9 @@ SLOWEST = 16
 class ModelRecipe(Strategy):
     setting = ModelRecipeSetting
     summary = "matmuls padded to multiples of 8 or 64; a pooled classifier"
-    needs_workload = "the model is changed before its optimizer is made, which Workload.model allows"
+    needs_workload = (
+        "the model must be changed before its optimizer is created; only Workload.model makes that possible"
+    )
     attacks = COMPUTE
     recompiles = True
     usual_realisation = 0.1
@@ -66,11 +68,11 @@ class ModelRecipe(Strategy):
     def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
         multiple = choice["pad_multiple"]
         if multiple == 8 and not workload.model.unaligned_linears.get("8"):
-            return Unsupported("no effect: all linear layers are multiples of 8")
+            return Unsupported("no effect: the sizes of all linear layers are multiples of 8")
         if multiple == 64 and not workload.model.unaligned_linears.get("64"):
             return Unsupported("no effect beyond padding to 8: no linear layer needs padding to 64")
         if choice["pooled_classifier"] and not workload.model.has_class_token:
-            return Unsupported("set Workload.class_token to the name of the class-token parameter")
+            return Unsupported("requires a known class token: implement Workload.class_token")
         return Supported()
 
     def numerics(self, choice: Choice) -> Numerics:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 class MoeExperts(Strategy):
     setting = MoeExpertsSetting
-    summary = "experts of a mixture run looped, batched or grouped"
+    summary = "looped, batched or grouped execution of the experts in a mixture-of-experts layer"
     needs_workload = (
         "the model must be changed before its optimizer is created; only Workload.model makes that possible"
     )

@@ -17,5 +17,8 @@ DROPPED = (
 )
 
 TOGETHER = (
-    Together(between=(NcclSetting, DdpBucketsSetting), reason="more sockets slow small messages, so buckets go along"),
+    Together(
+        between=(NcclSetting, DdpBucketsSetting),
+        reason="more sockets slow down small messages, so the bucket size is searched together with them",
+    ),
 )

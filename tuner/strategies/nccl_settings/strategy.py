@@ -64,7 +64,7 @@ class NcclSettings(Strategy):
     dropped = DROPPED
     together = TOGETHER
     summary = "NCCL's algorithm, protocol, channels, sockets and threads"
-    needs_workload = "the links between its ranks are measured by processes of Steptune's own"
+    needs_workload = "Steptune must start its own processes to measure the links between ranks"
     attacks = (Category.COMMUNICATION,)
     cures = (Cure.COMMUNICATE_LESS,)
     usual_realisation = 0.15
@@ -100,7 +100,9 @@ class NcclSettings(Strategy):
             if choice[name] in (None, OWN):
                 return _unchosen(name, choice[name])
         if environment.num_hosts == 1 and set(changed) & set(SOCKETS):
-            return Unsupported("requires more than one host: no sockets connect the ranks of one")
+            return Unsupported(
+                "socket settings require at least 2 hosts, got 1: ranks on one host do not communicate through sockets"
+            )
         return _within_limits(choice)
 
     def numerics(self, choice: Choice) -> Numerics:
@@ -159,7 +161,7 @@ class NcclSettings(Strategy):
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
         if "version" not in evidence:
             plain = choice == self.defaults
-            return Effect(strategy=self.name, took=plain, detail="no NCCL" if plain else "there is no NCCL to set")
+            return Effect(strategy=self.name, took=plain, detail="no NCCL" if plain else "the job does not use NCCL")
         effect = super().took_effect(evidence, choice)
         if not effect.took:
             return effect
@@ -180,7 +182,7 @@ def _use_of(name: str, wanted: Scalar, used: Mapping[str, Any]) -> tuple[bool, s
     if name in ("algorithm", "protocol"):
         ran = list(used.get(f"{name}s") or ())
         what = "all-reduces" if name == "algorithm" else "collectives"
-        return ran == [wanted], f"{what} ran with {' and '.join(ran)}" if ran else f"its log shows no {what}"
+        return ran == [wanted], f"{what} ran with {' and '.join(ran)}" if ran else f"NCCL's log shows no {what}"
     if name in SOCKETS:
         seen = sorted({pair[SOCKETS.index(name)] for pair in used.get("sockets") or ()})
         what = "threads" if name == "socket_threads" else "sockets per thread"
@@ -221,7 +223,7 @@ def _within_limits(choice: Choice) -> Support:
     threads, sockets = (choice[name] for name in SOCKETS)
     if isinstance(threads, int) and isinstance(sockets, int) and threads * sockets > MAX_SOCKETS:
         return Unsupported(
-            f"{threads} threads of {sockets} sockets exceed NCCL's limit of {MAX_SOCKETS} sockets per connection"
+            f"{threads} threads with {sockets} sockets each exceed NCCL's limit of {MAX_SOCKETS} sockets per connection"
         )
     return Supported()
 

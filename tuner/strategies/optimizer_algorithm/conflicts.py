@@ -27,8 +27,8 @@ CONFLICTS = (
         when=lambda s, e, w: (
             s[CudaGraphSetting].scope == "step" and s[OptimizerAlgorithmSetting].algorithm not in (None, "adamw")
         ),
-        reason="the algorithm reads its learning rate on the host (LAMB and Adafactor their step count, too): a CUDA"
-        " graph would keep the first value",
+        reason="the algorithm reads its learning rate on the host (LAMB and Adafactor also read their step count "
+        "there), and a CUDA graph would keep the first value",
     ),
     Conflict(
         between=(OptimizerAlgorithmSetting, OptimizerImplementationSetting),

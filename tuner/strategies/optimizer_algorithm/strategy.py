@@ -36,8 +36,8 @@ ALGORITHMS = ("adamw", "lamb", "lars", "adafactor", "sm3")
 class OptimizerAlgorithm(Strategy):
     setting = OptimizerAlgorithmSetting
     conflicts = CONFLICTS
-    summary = "AdamW, LAMB, LARS, Adafactor or SM3 in the optimizer's place"
-    needs_workload = "the optimizer is made by the script"
+    summary = "AdamW, LAMB, LARS, Adafactor or SM3 instead of the workload's optimizer"
+    needs_workload = "the script creates its own optimizer"
     attacks = (Category.OPTIMIZER, Category.OPTIMIZER_HOST)
     touches = (Category.OPTIMIZER, Category.OPTIMIZER_HOST)
     memory = True

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 class OptimizerImplementation(Strategy):
     setting = OptimizerImplementationSetting
-    summary = "for-loop, foreach or fused update, over contiguous parameters or not"
+    summary = "for-loop, foreach or fused update, optionally over contiguous parameters"
     attacks = (Category.OPTIMIZER, Category.OPTIMIZER_HOST)
     cures = (Cure.FUSE_UPDATE,)
     touches = (Category.OPTIMIZER, Category.OPTIMIZER_HOST)
@@ -72,11 +72,11 @@ class OptimizerImplementation(Strategy):
     def outside(self, choice: Choice, script: ScriptFacts) -> Outside | NeedsWorkload:
         name = choice["implementation"]
         if choice["contiguous"]:
-            return NeedsWorkload("contiguous parameters need an optimizer that Steptune makes")
+            return NeedsWorkload("contiguous parameters require an optimizer that Steptune creates")
         if script.sparse:
-            return NeedsWorkload("a layer makes sparse gradients, which fused and foreach updates do not take")
+            return NeedsWorkload("a layer produces sparse gradients, which fused and foreach updates do not support")
         if not script.optimizers:
-            return NeedsWorkload("the loop updates its parameters by hand, without an optimizer")
+            return NeedsWorkload("the script updates its parameters without an optimizer")
         flags = {"fused": "fused=True", "foreach": "foreach=True", "for_loop": "foreach=False"}
         words = " and ".join(f"{kind}({flags[str(name)]})" for kind in dict.fromkeys(script.optimizers))
         return Outside(way=Way.LIVE, changes={"optimizer": name}, words=words, at="optimizer")
@@ -111,7 +111,7 @@ def _supports_contiguous(workload: WorkloadFacts) -> Support:
         return Unsupported("not supported with a custom training_step, which may read gradients")
     if not optimizer.module.startswith("torch.optim"):
         return Unsupported(
-            f"{optimizer.name} is not from torch.optim: whether it updates element by element is unknown"
+            f"requires an element-wise optimizer from torch.optim; {optimizer.name} is not known to be one"
         )
     if optimizer.name not in ELEMENT_WISE:
         return Unsupported(f"{optimizer.name} needs per-parameter shapes or norms, which flattened parameters lose")

@@ -22,12 +22,12 @@ CONFLICTS = (
     Conflict(
         between=(ParallelMeshSetting, FusedKernelsSetting),
         when=lambda s, e, w: s[ParallelMeshSetting].splits_model and s[FusedKernelsSetting].is_on,
-        reason="the mesh cuts modules whose inner parts a kernel computes",
+        reason="the mesh splits modules that a fused kernel computes as a whole",
     ),
     Conflict(
         between=(ParallelMeshSetting, ShardingSetting),
         when=lambda s, e, w: s[ParallelMeshSetting].splits_model and s[ShardingSetting].mode != "ddp",
-        reason="the mesh divides parameters over ranks already, and further sharding on top is not supported",
+        reason="the mesh already shards parameters across ranks, and further sharding is not supported",
     ),
     Conflict(
         between=(ParallelMeshSetting, MoeExpertsSetting),
@@ -67,7 +67,7 @@ CONFLICTS = (
     Conflict(
         between=(ParallelMeshSetting, CudaGraphSetting),
         when=lambda s, e, w: s[ParallelMeshSetting].splits_model and s[CudaGraphSetting].scope == "step",
-        reason="ranks communicate within the step, which a CUDA graph does not record here",
+        reason="ranks communicate within the step, and recording collectives in a CUDA graph is not supported",
     ),
     Conflict(
         between=(ParallelMeshSetting, OptimizerImplementationSetting),
@@ -105,6 +105,6 @@ DROPPED = (
         setting=ParallelMeshSetting,
         parameters=("schedule", "micro_batches"),
         when=lambda s: s[ParallelMeshSetting].pipeline == 1,
-        reason="there is no pipeline",
+        reason="pipeline=1 has no pipeline stages",
     ),
 )

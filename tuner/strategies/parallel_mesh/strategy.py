@@ -42,8 +42,8 @@ class ParallelMesh(Strategy):
     setting = ParallelMeshSetting
     conflicts = CONFLICTS
     dropped = DROPPED
-    summary = "one model over several ranks: its layers in a pipeline, its heads and columns or its experts shared out"
-    needs_workload = "ranks and the parts of the model are laid out by Steptune"
+    summary = "one model over several ranks: pipeline, tensor or expert parallelism"
+    needs_workload = "Steptune must assign the parts of the model to ranks"
     attacks = (Category.COMMUNICATION, Category.PIPELINE_BUBBLE, Category.OPTIMIZER, Category.OPTIMIZER_HOST)
     usual_realisation = 0.1
     recompiles = True
@@ -90,11 +90,15 @@ class ParallelMesh(Strategy):
         if ranks % needed:
             return Unsupported(f"the number of ranks ({ranks}) must be a multiple of {needed}")
         if workload.custom_step:
-            return Unsupported("not supported with a custom training_step, which would see parts of the model")
+            return Unsupported("not supported with a custom training_step, which would see only a part of the model")
         if not workload.batch_splittable or workload.varying_shapes:
-            return Unsupported("requires batches of one shape, which ranks concatenate")
+            return Unsupported(
+                "requires batches of one shape that can be split, because ranks concatenate their batches"
+            )
         if workload.model.has_batch_statistics:
-            return Unsupported("not supported with batch normalisation: its statistics would be those of other batches")
+            return Unsupported(
+                "not supported with batch normalisation: its statistics would be computed over batches of another size"
+            )
         optimizer = workload.optimizer
         if not optimizer.module.startswith("torch.optim") or optimizer.name not in ELEMENT_WISE:
             return Unsupported(
@@ -127,13 +131,18 @@ class ParallelMesh(Strategy):
         chunks = 2 if choice["schedule"] == "interleaved" else 1
         blocks = workload.model.num_blocks
         if blocks < degree * chunks:
-            return Unsupported(f"{degree * chunks} stages require as many repeated blocks; the model has {blocks}")
+            return Unsupported(
+                f"requires at least {degree * chunks} repeated blocks for {degree * chunks} "
+                f"pipeline stages, got {blocks}"
+            )
         if workload.model.chain_refusal:
             return Unsupported(f"the model cannot be cut between its blocks: {workload.model.chain_refusal}")
         if pieces < degree:
-            return Unsupported(f"{pieces} micro-batches cannot keep {degree} pipeline ranks busy at once")
+            return Unsupported(
+                f"requires at least {degree} micro-batches to keep {degree} pipeline ranks busy, got {pieces}"
+            )
         if chunks > 1 and pieces % degree:
-            return Unsupported(f"interleaved stages require a multiple of {degree} micro-batches, not {pieces}")
+            return Unsupported(f"interleaved stages require a multiple of {degree} micro-batches, got {pieces}")
         batch = workload.global_batch * ParallelMeshSetting.of(choice).model_ranks // environment.num_ranks
         if batch % pieces:
             return Unsupported(f"a replica's batch of {batch} cannot be divided evenly into {pieces} micro-batches")
@@ -149,7 +158,10 @@ class ParallelMesh(Strategy):
             return Unsupported(f"{units} heads or inner columns cannot be divided evenly among {degree} ranks")
         inside = environment.num_ranks // max(1, environment.num_hosts)
         if degree > inside or inside % degree:
-            return Unsupported(f"tensor parallelism of {degree} requires as many ranks on a host, which has {inside}")
+            return Unsupported(
+                f"the number of ranks on each host ({inside}) must be a multiple of the "
+                f"tensor-parallel degree ({degree})"
+            )
         return Supported()
 
     def numerics(self, choice: Choice) -> Numerics:
@@ -191,7 +203,7 @@ class ParallelMesh(Strategy):
             return effect
         share = evidence.get("share", 1.0)
         return Effect(
-            strategy=self.name, took=share < 1.0, detail=f"a rank has {share:.0%} of the parameters; {_axes(choice)}"
+            strategy=self.name, took=share < 1.0, detail=f"a rank holds {share:.0%} of the parameters; {_axes(choice)}"
         )
 
 

@@ -95,8 +95,8 @@ class Precision(Strategy):
             return {**complete, "dtype": complete["dtype"] or "bfloat16"}
         if complete["dtype"] is not None:
             raise ChoiceError(
-                f"precision has dtype {complete['dtype']!r} with level {complete['level']!r}, which has none: "
-                "name a level of 16 bits too, as {'level': 'O1', 'dtype': 'bfloat16'}"
+                f"precision level {complete['level']!r} has no dtype, got dtype {complete['dtype']!r}: choose a "
+                f"16-bit level, such as {{'level': 'O1', 'dtype': 'bfloat16'}}"
             )
         return complete
 
@@ -117,7 +117,7 @@ class Precision(Strategy):
                 f"TF32 needs compute capability {TF32_CAPABILITY}; {device.name} has {device.capability}"
             )
         if (choice["dtype"] is None) != (choice["level"] in ("fp32", "tf32")):
-            return Unsupported(f"level {choice['level']} does not go with dtype {choice['dtype']}")
+            return Unsupported(f"level {choice['level']} cannot be combined with dtype {choice['dtype']}")
         return Supported()
 
     def numerics(self, choice: Choice) -> Numerics:
@@ -172,13 +172,18 @@ class Precision(Strategy):
     def outside(self, choice: Choice, script: ScriptFacts) -> Outside | NeedsWorkload:
         level = choice["level"]
         if level in ("O2", "O3"):
-            return NeedsWorkload("16-bit weights and their FP32 masters need an update of Steptune's own")
+            return NeedsWorkload("16-bit weights with FP32 master weights require Steptune's own optimizer update")
         if script.autocast:
-            return NeedsWorkload(f"the script chooses its precision itself (autocast to {script.autocast})")
+            return NeedsWorkload(f"the script sets its own precision (autocast to {script.autocast})")
         if level == "O1" and choice["dtype"] == "float16":
-            return NeedsWorkload("float16 needs a loss scaler around backward and step, which are the loop's own")
+            return NeedsWorkload(
+                "float16 needs a loss scaler around the backward pass and the optimizer step, "
+                "which the script's own loop runs"
+            )
         if level == "O1" and not script.models:
-            return NeedsWorkload("no module that trains is called as a whole: the loop calls methods or parts of it")
+            return NeedsWorkload(
+                "the script's loop never calls a trained module as a whole, only its methods or submodules"
+            )
         if level == "tf32":
             words = 'torch.set_float32_matmul_precision("high"); torch.backends.cudnn.allow_tf32 = True'
             return Outside(way=Way.LIVE, changes={"matmul_precision": "high", "cudnn_tf32": True}, words=words)
@@ -257,10 +262,10 @@ class Precision(Strategy):
         if evidence.get("loss_scale") is not None:
             found += f", loss scaled by {evidence['loss_scale']:g}, {evidence.get('skipped_steps')} steps skipped"
         if evidence.get("reduced_widely"):
-            found += ", gradients added up in FP32"
+            found += ", gradients summed in FP32"
         if level == "tf32":
             kernel = next((name for name in evidence.get("operators", ()) if "tf32" in name.lower()), None)
-            found += f", ran {kernel}" if kernel else ", no kernel of TF32 was among the longest"
+            found += f", ran {kernel}" if kernel else ", no TF32 kernel was among the longest kernels"
             if evidence.get("fp32_products") == "highest":
                 took, found = False, "FP32 matmuls do not use TF32"
         return Effect(strategy=self.name, took=took, detail=found)
@@ -286,7 +291,7 @@ def _products_seen(evidence: Mapping[str, Any]) -> str:
         return "no matmul was observed: the job computed no loss"
     products = evidence.get("products") or {}
     counts = ", ".join(f"{count} in {name}" for name, count in sorted(products.items()))
-    hidden = "compiled or recomputed code does not show its own" if evidence.get("hidden") else ""
+    hidden = "matmuls of compiled or recomputed code cannot be observed" if evidence.get("hidden") else ""
     autocast = f", autocast to {evidence['autocast']}" if evidence.get("autocast") else ""
     seen = f"matmuls observed: {counts}" if counts else "no matmul was observed"
     return f"{seen}{f' ({hidden})' if hidden else ''}{autocast}"

@@ -36,8 +36,8 @@ CONFLICTS = (
             )
             and not _sends_own_format(s, e)
         ),
-        reason="gradients have 16 bits already, too few to keep the compression error: at O2 use method bf16 over "
-        "more than two ranks, or fp16 with float16, which sends 16-bit gradients instead of FP32",
+        reason="gradients already have 16 bits, which are too few to keep the compression error: at O2, use "
+        "method bf16 on more than two ranks, or fp16 with float16, to send 16-bit gradients instead of FP32",
     ),
     Conflict(
         between=(ShardingSetting, PrecisionSetting),
@@ -53,7 +53,7 @@ CONFLICTS = (
     Conflict(
         between=(ShardingSetting, MemoryFormatSetting),
         when=lambda s, e, w: s[ShardingSetting].is_fsdp and s[MemoryFormatSetting].layout == "channels_last",
-        reason="FSDP shards contiguous parameters only",
+        reason="FSDP requires parameters in contiguous memory format, not channels_last",
     ),
     Conflict(
         between=(ShardingSetting, OptimizerImplementationSetting),
@@ -70,8 +70,8 @@ CONFLICTS = (
     Conflict(
         between=(ShardingSetting, GradientCompressionSetting),
         when=lambda s, e, w: s[ShardingSetting].is_fsdp and s[GradientCompressionSetting].method not in (None, "bf16"),
-        reason="FSDP reduces and scatters gradients itself and has no hook for compression: use bf16, in which FSDP "
-        "can reduce",
+        reason="FSDP reduces and scatters gradients itself and has no hook for compression: use method bf16, "
+        "which FSDP supports",
     ),
     Conflict(
         between=(ShardingSetting, GradientCompressionSetting),
@@ -89,8 +89,8 @@ CONFLICTS = (
         when=lambda s, e, w: (
             s[ShardingSetting].is_fsdp and s[ShardingSetting].wrap == "size" and s[FusedKernelsSetting].is_on
         ),
-        reason="units chosen by size are gathered when their own modules are called, and a kernel goes around some of "
-        "these calls: wrap blocks",
+        reason="FSDP gathers units chosen by size when their modules are called, but a fused kernel bypasses some "
+        "of these calls: use wrap=block",
     ),
 )
 
@@ -102,13 +102,13 @@ DROPPED = (
             *("cpu_offload", "ignored", "reduce_each"),
         ),
         when=lambda s: not s[ShardingSetting].is_fsdp,
-        reason="parameters are whole on every rank",
+        reason="every rank holds all parameters",
     ),
     Dropped(
         setting=ShardingSetting,
         parameters=("min_num_params",),
         when=lambda s: s[ShardingSetting].wrap != "size",
-        reason="units are not chosen by size",
+        reason="min_num_params applies to wrap=size only",
     ),
     Dropped(
         setting=ShardingSetting,
@@ -123,18 +123,18 @@ DROPPED = (
             s[ShardingSetting].mode == "grad_op"
             or (s[ShardingSetting].mode == "hybrid" and not s[ShardingSetting].reshard)
         ),
-        reason="the backward pass gathers nothing",
+        reason="the backward pass gathers no parameters",
     ),
     Dropped(
         setting=ShardingSetting,
         parameters=("reduce_each",),
         when=lambda s: s[MicroBatchSetting].num_micro_batches == 1,
-        reason="there is one micro-batch",
+        reason="the step has a single micro-batch",
     ),
     Dropped(
         setting=DdpBucketsSetting,
         parameters=("bucket_cap_mb", "first_bucket_mb", "static_graph", "bucket_views", "find_unused"),
         when=lambda s: s[ShardingSetting].is_fsdp,
-        reason="FSDP has no buckets",
+        reason="FSDP does not use DDP's buckets",
     ),
 )

@@ -57,7 +57,7 @@ class Sharding(Strategy):
     setting = ShardingSetting
     conflicts = CONFLICTS
     dropped = DROPPED
-    summary = "DDP, ZeRO-1, or FSDP: full, until the backward pass, or inside hosts only; what is gathered as one"
+    summary = "DDP, ZeRO-1 or FSDP (full, grad_op or hybrid), and the units that FSDP gathers"
     needs_workload = (
         "the model must be wrapped before its optimizer is created; only Workload.model makes that possible"
     )
@@ -110,29 +110,36 @@ class Sharding(Strategy):
 
     def _supports_fsdp(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
         if choice["mode"] == "full" and not choice["reshard"]:
-            return Unsupported("mode full without freeing parameters after the forward pass is mode grad_op")
+            return Unsupported(
+                "mode full requires reshard=True; use mode grad_op to keep parameters gathered until the backward pass"
+            )
         if choice["wrap"] == "block" and workload.model.num_blocks < 2:
-            return Unsupported("requires repeated blocks: name them in Workload.blocks")
+            return Unsupported(
+                f"requires at least 2 repeated blocks, got {workload.model.num_blocks}: name them in Workload.blocks"
+            )
         depth = max(int(choice["prefetch"] or 1), int(choice["backward_prefetch"] or 1))
         if depth > 1 and choice["wrap"] != "block":
             return Unsupported("prefetching requires wrap=block: the order of other units is unknown")
         if 1 < depth >= workload.model.num_blocks:
             return Unsupported(
-                f"prefetching {depth} blocks ahead requires more than {workload.model.num_blocks} blocks"
+                f"prefetching {depth} blocks ahead requires at least {depth + 1} repeated blocks, got "
+                f"{workload.model.num_blocks}"
             )
         if choice["cpu_offload"] and environment.hardware.device_kind == "cpu":
             return Unsupported("no effect: parameters are already in CPU memory")
         if choice["cpu_offload"] and choice["ignored"]:
-            return Unsupported("not supported with CPU offload: ignored parameters stay on the device")
+            return Unsupported("ignored parameters are not supported with CPU offload, because they stay on the device")
         if choice["mode"] != "hybrid":
             return Supported()
         ranks, hosts = environment.num_ranks, environment.num_hosts
         if hosts == 1:
-            return Unsupported("requires more than one host: on one host hybrid sharding is full sharding")
+            return Unsupported(
+                "hybrid sharding requires at least 2 hosts, got 1: on one host it is the same as full sharding"
+            )
         if ranks % hosts or ranks == hosts:
             return Unsupported(
-                "hybrid sharding requires the same number of ranks, more than one, on every host: "
-                f"{ranks} ranks on {hosts} hosts"
+                f"hybrid sharding requires at least 2 ranks on every host, and the same number on each: {ranks} "
+                f"ranks on {hosts} hosts"
             )
         return Supported()
 
@@ -191,10 +198,10 @@ class Sharding(Strategy):
         mode = evidence.get("mode")
         if mode is None:
             mode = "hybrid" if evidence.get("hybrid") else "full" if evidence.get("frees") else "grad_op"
-        took, detail = mode == choice["mode"], f"it runs as {mode}"
+        took, detail = mode == choice["mode"], f"the job runs in mode {mode}"
         if took and mode == "zero1":
             held, parameters = evidence.get("held", 0), evidence.get("parameters", 0)
-            took, detail = held < parameters, f"a rank has the states of {held} of {parameters} parameters"
+            took, detail = held < parameters, f"a rank holds the optimizer states of {held} of {parameters} parameters"
         if took and mode in SHARDED:
             units, share = evidence.get("units", 0), evidence.get("share", 1.0)
             frees = ShardingSetting.of(choice).frees
@@ -207,9 +214,12 @@ class Sharding(Strategy):
                 and (units == 1 or not alone)
                 and (units > 1 or alone)
             )
-            detail = f"{units} units, of which a rank has {share:.0%}; {evidence.get('prefetch')} gathered ahead"
-            detail += f", {evidence['ignored']} tensors left out" if evidence.get("ignored") else ""
-            detail += ", in the CPU's memory" if evidence.get("cpu_offload") else ""
+            detail = (
+                f"{units} FSDP units, of which a rank holds {share:.0%}; {evidence.get('prefetch')} units "
+                "gathered ahead"
+            )
+            detail += f", {evidence['ignored']} tensors excluded from sharding" if evidence.get("ignored") else ""
+            detail += ", offloaded to CPU memory" if evidence.get("cpu_offload") else ""
         return Effect(strategy=self.name, took=took, detail=detail)
 
 

@@ -44,8 +44,8 @@ class BucketLayout:
             own = [self._names[parameter] for parameter in bucket.parameters()]  # type: ignore[index]
             if awaited is None or awaited["parameters"] != own or (bucket.is_last() and self._awaited):
                 raise WorkloadRejectedError(
-                    f"what was kept for later reductions is of other buckets than these (bucket {index}): go on with "
-                    "the ddp_buckets, the model and the number of ranks that it is of, or do not load it"
+                    f"the saved compression state belongs to other gradient buckets (bucket {index} differs): "
+                    "resume with the same ddp_buckets, model and number of ranks, or do not load this state"
                 )
             if bucket.is_last():
                 self._names = {}

@@ -93,8 +93,8 @@ class DeepGradient(Compression):
         unknown = sorted({*kept["momenta"], *kept["unsent"]} - parameters.keys())
         if unknown:
             raise WorkloadRejectedError(
-                f"what was kept for later reductions is of {unknown[0]!r}, which the model has not: go on with the "
-                "model that it is of, or do not load it"
+                f"the saved compression state contains the parameter {unknown[0]!r}, which the model does not "
+                "have: resume with the same model, or do not load this state"
             )
 
         def by_parameter(tensors: Mapping[str, torch.Tensor]) -> dict[torch.nn.Parameter, torch.Tensor]:
@@ -279,7 +279,8 @@ def take_over(optimizer: torch.optim.Optimizer) -> dict[torch.nn.Parameter, Opti
     """
     if not isinstance(optimizer, torch.optim.SGD):
         raise UnsupportedError(
-            f"deep gradient compression corrects the momentum of SGD, not of {type(optimizer).__name__}"
+            f"deep gradient compression requires torch.optim.SGD, got {type(optimizer).__name__}: momentum "
+            "correction is defined for SGD only"
         )
     options = {}
     for group in optimizer.param_groups:

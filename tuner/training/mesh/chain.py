@@ -35,7 +35,7 @@ def chain_refusal(model: torch.nn.Module, blocks: Sequence[torch.nn.Module], los
     except UnsupportedError as error:
         return str(error)
     except Exception as error:  # the user's own code, given what is not a number
-        return f"what follows passed-over blocks fails ({type(error).__name__}: {error})"
+        return f"the model fails when its blocks are skipped ({type(error).__name__}: {error})"
     finally:
         chain.release()
     return ""
@@ -201,13 +201,13 @@ class Chain:
                 parameter.grad = gradient
         if around != back:
             raise UnsupportedError(
-                "the loss depends on modules before the blocks other than through the blocks: "
+                "the loss depends on modules before the blocks directly, not only through the blocks: "
                 + ", ".join(sorted(around - back)[:3])
             )
         inside = {name for block in self.blocks for name in self._names(block.parameters())}
         shared = sorted(inside & (front | back))
         if shared or len(inside) < sum(len(list(block.parameters())) for block in self.blocks):
-            raise UnsupportedError(f"blocks share parameters with others: {', '.join(shared[:3]) or 'one another'}")
+            raise UnsupportedError(f"blocks share parameters ({', '.join(shared[:3]) or 'with one another'})")
         dtypes = tuple(_hidden(*call).dtype for call in calls)
         return Examined(calls=tuple(calls), dtypes=dtypes, front=front, back=back)
 
@@ -223,7 +223,7 @@ class Chain:
 
         self._ran(loss, _Run(seen=see))
         if len(calls) < len(self.blocks):
-            raise UnsupportedError(f"of {len(self.blocks)} blocks the loss calls {len(calls)}")
+            raise UnsupportedError(f"the loss calls only {len(calls)} of {len(self.blocks)} blocks")
         return calls, outputs[-1]
 
     def _check(self, number: int, args: Any, kwargs: Any, output: Any, outputs: list[Any]) -> None:
@@ -231,17 +231,25 @@ class Chain:
 
         name = type(self.blocks[number]).__name__
         if number != len(outputs):
-            raise UnsupportedError(f"block {number} ({name}) is called in the place of block {len(outputs)}")
+            raise UnsupportedError(f"block {number} ({name}) is called out of order, in place of block {len(outputs)}")
         if not isinstance(output, torch.Tensor):
-            raise UnsupportedError(f"{name} returns {type(output).__name__}, and stages send a single tensor")
+            raise UnsupportedError(f"{name} returns {type(output).__name__}, but pipeline stages send a single tensor")
         hidden = _hidden(args, kwargs)
         if number and hidden is not outputs[-1]:
-            raise UnsupportedError(f"between blocks {number - 1} and {number} the model computes something")
+            raise UnsupportedError(
+                f"the model computes something between blocks {number - 1} and {number}, which "
+                "no pipeline stage would run"
+            )
         if output.shape != hidden.shape:
-            raise UnsupportedError(f"{name} makes {tuple(output.shape)} of {tuple(hidden.shape)}: stages would differ")
+            raise UnsupportedError(
+                f"{name} changes the shape from {tuple(hidden.shape)} to "
+                f"{tuple(output.shape)}, but all pipeline stages must send the same shape"
+            )
         others = [leaf for leaf in leaves([args, kwargs]) if isinstance(leaf, torch.Tensor) and leaf is not hidden]
         if any(leaf.requires_grad for leaf in others):
-            raise UnsupportedError(f"{name} takes a second tensor that has a gradient, which stages do not send")
+            raise UnsupportedError(
+                f"{name} takes a second tensor that requires a gradient, but pipeline stages send a single tensor"
+            )
 
     def _reached(self, value: torch.Tensor) -> frozenset[str]:
         """Return the names of the parameters that a value depends on."""
@@ -260,7 +268,7 @@ def _hidden(args: Any, kwargs: Any) -> torch.Tensor:
     """Return a block's first argument."""
     value = args[0] if args else kwargs.get("hidden_states")
     if not hasattr(value, "shape"):
-        raise UnsupportedError("the blocks take no tensor as their first argument")
+        raise UnsupportedError("the first argument of the blocks must be a tensor")
     return value  # type: ignore[no-any-return]
 
 

@@ -38,7 +38,7 @@ def lay_experts(model: torch.nn.Module, group: Any, *, even: bool) -> dict[int, 
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     count = num_movable_experts(model)
     if not count or count % size:
-        raise UnsupportedError(f"{count} experts that can be on other ranks cannot be shared by {size} of them")
+        raise UnsupportedError(f"{count} experts cannot be divided evenly among {size} ranks")
     cuts: dict[int, Cut] = {}
     for layer in movable_layers(model):
         for module in layer.experts.modules():

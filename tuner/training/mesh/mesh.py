@@ -51,7 +51,9 @@ class Mesh(ParameterLayout):
         size = dist.get_world_size()
         model_ranks = arguments.pipeline * arguments.tensor * arguments.expert
         if size % model_ranks:
-            raise UnsupportedError(f"{size} ranks cannot be shared out as replicas of {model_ranks}")
+            raise UnsupportedError(
+                f"the number of ranks ({size}) must be a multiple of the ranks of one model replica ({model_ranks})"
+            )
         self.arguments = arguments
         self.device = device
         self.degrees = {

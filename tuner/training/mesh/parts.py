@@ -97,13 +97,13 @@ class Replica:
 
         held = self.held[name]
         if held.copies == self.size:
-            assert own is not None, "a copy is on every rank"
+            assert own is not None, "every rank must hold a copy"
             return own.detach()
         shape = self.own_shape(name)
         parts = []
         for holder in held.holders:
             if holder == self.rank:
-                assert own is not None, "a holder has its part"
+                assert own is not None, "a holder must have its own part"
                 part = own.detach().clone(memory_format=torch.contiguous_format)
             else:
                 part = torch.empty(shape, dtype=of or held.dtype, device=self._device)

@@ -48,7 +48,7 @@ class Shares:
         length = batch_length(batch)
         if length is None:
             raise UnsupportedError(
-                "the tensors of a batch have no common first dimension along which to put shares together"
+                "the tensors of a batch must have a common first dimension, along which ranks concatenate their shares"
             )
         lengths = self._lengths(batch, length)
         return map_structure(lambda leaf: self._whole(leaf, lengths) if hasattr(leaf, "shape") else leaf, batch)

@@ -41,7 +41,9 @@ def cut_chain(chain: Chain, loss: Loss, arguments: MeshArguments, device: torch.
 
     count = num_stages(arguments.schedule, arguments.pipeline)
     if len(chain.blocks) < count:
-        raise UnsupportedError(f"{len(chain.blocks)} blocks are too few for {count} stages")
+        raise UnsupportedError(
+            f"requires at least {count} repeated blocks for {count} pipeline stages, got {len(chain.blocks)}"
+        )
     examined = chain.examine(loss)
     costs = measure(chain, examined, loss, device)
     is_cuda = device.type == "cuda"
@@ -94,7 +96,7 @@ def keep_own(
     trained = {name for name, p in chain.model.named_parameters(remove_duplicate=False) if p.requires_grad}
     for other in range(stages.num_ranks):
         if not any(other in on_ranks[name] for name in trained):
-            raise UnsupportedError(f"rank {other} of the pipeline would have no parameter that is trained")
+            raise UnsupportedError(f"rank {other} of the pipeline would have no trainable parameter")
     inside = {id(p) for block in chain.blocks for p in block.parameters()}
     for module in chain.model.modules():
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):

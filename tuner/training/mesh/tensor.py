@@ -91,8 +91,8 @@ def splits_of(blocks: Sequence[torch.nn.Module]) -> list[Split]:
         kinds = {split.pattern.heads is not None for split in of_block}
         if kinds != {True, False} or len(of_block) != 2:
             missing = "attention" if True not in kinds else "feed-forward layer"
-            what = f"no {missing}" if len(kinds) < 2 else "several attentions or feed-forward layers"
-            raise UnsupportedError(f"{type(block).__name__} has {what} whose products are known to be shared out")
+            what = f"no {missing}" if len(kinds) < 2 else "more than one attention or feed-forward layer"
+            raise UnsupportedError(f"{type(block).__name__} has {what} whose matmuls can be sharded")
         _check_nothing_else(block, of_block)
         found += of_block
     return found
@@ -123,7 +123,7 @@ def share_out(splits: Sequence[Split], group: Any) -> dict[int, Cut]:
         if split.units % size:
             what = "heads" if split.pattern.heads else "inner columns"
             raise UnsupportedError(
-                f"{split.units} {what} of {type(split.core).__name__} cannot be shared by {size} ranks"
+                f"{split.units} {what} of {type(split.core).__name__} cannot be divided evenly among {size} ranks"
             )
         for product in split.columns:
             for name in ("weight", "bias"):
@@ -166,16 +166,19 @@ def _checked(split: Split) -> Split:
     outputs = {_size(product, _column_dim(product)) for product in split.columns}
     inner = _size(split.row, 1 - _column_dim(split.row))
     if outputs != {inner * pattern.stretches}:
-        raise UnsupportedError(f"{name} has columns of {sorted(outputs)} before {inner} rows, which is not known")
+        raise UnsupportedError(
+            f"{name} has linear layers with {sorted(outputs)} outputs before one with {inner} "
+            "inputs, a structure that cannot be sharded"
+        )
     if pattern.heads is None:
         return Split(**{**vars(split), "units": inner})
     inside = {id(parameter) for product in (*split.columns, split.row) for parameter in product.parameters()}
     others = [key for key, parameter in split.core.named_parameters() if id(parameter) not in inside]
     if others:
-        raise UnsupportedError(f"{name} has more than its products: {', '.join(others)}")
+        raise UnsupportedError(f"{name} has parameters outside its matmuls: {', '.join(others)}")
     heads = int(getattr(split.core, pattern.heads))
     if inner % heads:
-        raise UnsupportedError(f"{name} has {heads} heads of together {inner} columns")
+        raise UnsupportedError(f"{name} has {heads} heads, which cannot share {inner} columns evenly")
     return Split(**{**vars(split), "units": heads})
 
 
@@ -183,7 +186,9 @@ def _check_nothing_else(block: torch.nn.Module, splits: Sequence[Split]) -> None
     known = {id(p) for split in splits for product in (*split.columns, split.row) for p in product.parameters()}
     others = [name for name, p in block.named_parameters() if p.dim() > 1 and id(p) not in known]
     if others:
-        raise UnsupportedError(f"{type(block).__name__} has weights that are not known: {', '.join(others)}")
+        raise UnsupportedError(
+            f"{type(block).__name__} has weights outside its attention and feed-forward layers: {', '.join(others)}"
+        )
 
 
 def _below(module: Any, path: str) -> Any:

@@ -81,8 +81,8 @@ def _check_options(name: str, group: dict[str, Any], algorithm: str) -> None:
         kept = owner is None or (owner in shared and bool(group.get(owner)))
         if group.get(option) and kept and option not in shared:
             raise UnsupportedError(
-                f"{name} has {option}={group[option]!r}, which {algorithm} has not: another training than was asked "
-                f"for would result; exchange an optimizer without {option}"
+                f"{name} has {option}={group[option]!r}, which {algorithm} does not support, so the training "
+                f"would change: use {name} without {option}, or leave out optimizer_algorithm"
             )
 
 

@@ -40,9 +40,9 @@ def _by_kind(parameters: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
     kinds: dict[tuple[Any, ...], list[torch.Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is not None and parameter.grad.is_sparse:
-            raise ValueError("a gradient is sparse: make the embedding with sparse=False")
+            raise ValueError("sparse gradients are not supported: create the embedding with sparse=False")
         if parameter.is_complex():
-            raise ValueError("complex parameters are not supported: use torch.view_as_real of it")
+            raise ValueError("complex parameters are not supported: convert them with torch.view_as_real")
         kinds.setdefault((parameter.device, parameter.dtype, parameter.dim()), []).append(parameter)
     return list(kinds.values())
 
@@ -82,4 +82,4 @@ def check(name: str, value: float, *, below: float = float("inf")) -> None:
     """
     if not 0 <= value < below:
         limit = "" if below == float("inf") else f" and below {below:g}"
-        raise ValueError(f"{name} is {value!r}: it must be at least 0{limit}")
+        raise ValueError(f"{name} must be at least 0{limit}, got {value!r}")

@@ -25,7 +25,7 @@ class TimmWorkload(Workload):
         timm = _import_timm()
         name = str(name)
         if not timm.is_model(name):
-            advice = which_of(name, timm.list_models(), "timm.list_models() has the names")
+            advice = which_of(name, timm.list_models(), "timm.list_models() lists the names")
             raise WorkloadRejectedError(f"timm has no model {name!r}: {advice}")
         self.name = name
         self.global_batch = batch
@@ -38,8 +38,8 @@ class TimmWorkload(Workload):
         except TypeError as error:
             given = ", ".join(self._options) or "none"
             raise WorkloadRejectedError(
-                f"timm.create_model({self.name!r}) refuses its options ({given}): {error}. zoo:timm itself takes name, "
-                "batch and num_classes"
+                f"timm.create_model({self.name!r}) rejects its options ({given}): {error}. zoo:timm itself "
+                "accepts name, batch and num_classes"
             ) from error
 
     def dataset(self) -> Any:

@@ -62,13 +62,13 @@ class TransformersWorkload(Workload):
         fields = {name: _field(name, value) for name, value in config.items()}
         known = transformers.models.auto.configuration_auto.CONFIG_MAPPING
         if model_type not in known:
-            advice = which_of(str(model_type), known, "transformers.CONFIG_MAPPING has the names")
+            advice = which_of(str(model_type), known, "transformers.CONFIG_MAPPING lists the names")
             raise WorkloadRejectedError(f"transformers has no model type {model_type!r}: {advice}")
         try:
             self.config = transformers.AutoConfig.for_model(model_type, **fields)
         except Exception as error:  # of its own validation, which has no common base
             said = " ".join(str(error).split())
-            raise WorkloadRejectedError(f"the {model_type} config refuses its fields {fields}: {said}") from error
+            raise WorkloadRejectedError(f"the {model_type} config rejects its fields {fields}: {said}") from error
         _refuse_unknown(fields, self.config, transformers.AutoConfig.for_model(model_type))
         if hasattr(self.config, "use_cache"):
             self.config.use_cache = False  # of keys and values, for generating text
@@ -145,7 +145,7 @@ def _refuse_unknown(fields: dict[str, Any], config: Any, usual: Any) -> None:
     """
     unknown = [n for n in fields if hasattr(config, n) and not hasattr(usual, n) and n != "image_size"]
     if unknown:
-        advice = which_of(unknown[0], [*_OWN, *usual.to_dict()], "see the documentation of its config")
+        advice = which_of(unknown[0], [*_OWN, *usual.to_dict()], "see the documentation of this config")
         raise WorkloadRejectedError(
             f"{unknown[0]!r} is not one of {', '.join(_OWN)}, nor a field of a {usual.model_type} config: {advice}"
         )
@@ -158,7 +158,7 @@ def _field(name: str, value: Any) -> Any:
         return [int(number) for number in value.split(",")]
     except ValueError:
         raise WorkloadRejectedError(
-            f"{name} is {value!r}: write a list as whole numbers with commas, like 2,2,6,2"
+            f"{name} is {value!r}: write whole numbers separated by commas, such as 2,2,6,2"
         ) from None
 
 

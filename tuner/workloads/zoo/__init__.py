@@ -67,7 +67,7 @@ ZOO: tuple[ZooEntry, ...] = (
     ZooEntry(
         name="synthetic",
         workload="zoo.synthetic:Synthetic",
-        summary="milliseconds per step with a known cost, for trying things out",
+        summary="synthetic steps of known cost that take milliseconds, for trying out Steptune",
     ),
     ZooEntry(
         name="transformers",
@@ -182,7 +182,7 @@ ZOO: tuple[ZooEntry, ...] = (
     ZooEntry(
         name="detector",
         workload="zoo.detector:Detector",
-        summary="a small detector with YOLOv7's loss: SimOTA assigns anchors to boxes in every step",
+        summary="a small detector with YOLOv7's loss, in which SimOTA assigns anchors to boxes in every step",
     ),
     ZooEntry(
         name="monocular_3d",
@@ -192,7 +192,7 @@ ZOO: tuple[ZooEntry, ...] = (
     ZooEntry(
         name="mixture_of_experts",
         workload="zoo.mixture_of_experts:MixtureOfExperts",
-        summary="a transformer whose tokens choose experts: ?top_k=2 (GShard) or 1 (Switch)",
+        summary="a transformer with mixture-of-experts layers: ?top_k=2 (GShard) or 1 (Switch)",
     ),
     ZooEntry(
         name="lstm",

@@ -115,7 +115,7 @@ class MixtureOfExperts(Workload):
             )
         if not 1 <= top_k <= min(2, num_experts):
             raise WorkloadRejectedError(
-                f"top_k is {top_k}: it must be 1 (Switch) or 2 (GShard), and no more than the experts"
+                f"top_k is {top_k}: it must be 1 (Switch) or 2 (GShard), and at most the number of experts"
             )
         self.global_batch = batch
         self._shape = Shape(

@@ -42,7 +42,7 @@ from steptune.tuner.profiling.details import (
 from steptune.tuner.profiling.device_time import device_time
 from steptune.tuner.profiling.diagnosis import BAD_CAPTURE, SUBJECTS, diagnose
 from steptune.tuner.profiling.evidence import SEVERITIES, Evidence, busiest
-from steptune.tuner.profiling.extra_work import extra_work
+from steptune.tuner.profiling.extra_work import extra_work, with_extra_work
 from steptune.tuner.profiling.flame import stack_tree
 from steptune.tuner.profiling.gains import by_worth, late_first
 from steptune.tuner.profiling.kernel_gaps import gap_stats
@@ -69,7 +69,7 @@ from steptune.tuner.profiling.timeline import timeline
 from steptune.tuner.profiling.trace import Trace, TraceError
 from steptune.tuner.profiling.what_if import what_ifs
 from steptune.tuner.records import Finding, Replay, TrialProfile
-from steptune.tuner.trace_records import GapStats, QueueStats, RankAnalysis, Synchronisation, TraceAnalysis
+from steptune.tuner.trace_records import ExtraWork, GapStats, QueueStats, RankAnalysis, Synchronisation, TraceAnalysis
 
 _APART = """
 import pickle, sys
@@ -210,12 +210,11 @@ def analyse_trace(
     groups = group_calls(capture, calls)
     step_ns = sum(busiest(breakdowns).per_step_ns.values())
     against_peaks, floors = roofline(capture, calls, groups, source.modules, step_ns, top)
+    extra = extra_work(capture, busiest(breakdowns), _number(busiest(breakdowns).device))
     waits: tuple[Synchronisation, ...] = ()
     if capture.device_numbers:
         workers = breakdowns[0].facts.loader == "workers"
-        replayed = (
-            replay(graph, unprofiled_step_time_ns, workers=workers) if graph is not None else _not_replayed(capture)
-        )
+        replayed = _replayed(capture, graph, extra, unprofiled_step_time_ns, workers=workers)
         num_replayed = graph.num_steps if graph is not None else 0
         if graph is not None:
             waits = synchronisations(capture, source, graph, replayed, unprofiled_step_time_ns)
@@ -256,7 +255,7 @@ def analyse_trace(
         groups=process_groups(trace, capture.device_numbers),
         tensor_core_share=tensor_core_share(capture),
         step_time_cv=step_time_cv(capture),
-        extra_work=extra_work(capture, busiest(breakdowns), _number(busiest(breakdowns).device)),
+        extra_work=extra,
         what_ifs=what_ifs(busiest(breakdowns)),
         roofline=against_peaks,
         first_step_ns=trace.origin_ns + trace.base_time_ns + capture.steps.span[0],
@@ -286,9 +285,20 @@ def _number(device: str) -> int | None:
     return None if device == "cpu" else int(device.partition(":")[2])
 
 
-def _not_replayed(capture: Capture) -> Replay:
-    low, high = capture.steps.span
-    return Replay(recorded_ns=round((high - low) / len(capture.steps)), refusal=NO_LAUNCHES)
+def _replayed(
+    capture: Capture,
+    graph: Graph | None,
+    extra: ExtraWork | None,
+    unprofiled_step_time_ns: int | None,
+    *,
+    workers: bool,
+) -> Replay:
+    """Replay the steps without each cause, and without the work that only some of them have."""
+    if graph is None:
+        low, high = capture.steps.span
+        return Replay(recorded_ns=round((high - low) / len(capture.steps)), refusal=NO_LAUNCHES)
+    found = replay(graph, unprofiled_step_time_ns, workers=workers)
+    return with_extra_work(found, graph, extra, len(capture.steps), unprofiled_step_time_ns)
 
 
 def profile_of(analysis: RankAnalysis, top: int) -> TrialProfile:

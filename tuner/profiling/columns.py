@@ -62,8 +62,8 @@ class Columns:
         self._threads = _Interner()
         self._shapes = _Interner({b"": -1})
         self._stacks = _Interner({"": -1})
-        self._host: list[tuple[npt.NDArray[Any], ...]] = []
-        self._work: list[tuple[npt.NDArray[Any], ...]] = []
+        self._host = _Table(_HOST_TYPES)
+        self._work = _Table(_WORK_TYPES)
         self._collectives: list[Collective] = []
         self._memory: list[MemoryPoint] = []
         self._group_of = _Groups()
@@ -87,9 +87,9 @@ class Columns:
         work = [event for event in work if event.ph == "X"]
         host_times, work_times = times(host, exact), times(work, exact)
         if host:
-            self._host.append(self._timed(self._host_columns(host, *host_times)))
+            self._host.add(self._timed(self._host_columns(host, *host_times)))
         if work:
-            self._work.append(self._timed(self._work_columns(work, *work_times)))
+            self._work.add(self._timed(self._work_columns(work, *work_times)))
         for event in instants:
             if event.name == MEMORY_EVENT:
                 self._take_memory(event, exact)
@@ -101,7 +101,7 @@ class Columns:
         Raises:
             TraceError: No event has a time, or they lie too far apart.
         """
-        host, work = _joined(self._host, _HOST_TYPES), _joined(self._work, _WORK_TYPES)
+        host, work = self._host.taken(), self._work.taken()
         firsts = [int(table[0].min()) for table in (host, work) if len(table[0])]
         if not firsts:
             raise TraceError(f"it holds no timed event{self._instead()}: record it with torch.profiler.profile(...)")
@@ -293,6 +293,25 @@ _WORK_TYPES = {
 }
 
 
+class _Table:
+    """Columns that grow chunk by chunk, in place: many small arrays would leave holes in memory, and their join would
+    need it twice.
+    """
+
+    def __init__(self, types: Mapping[str, Any]) -> None:
+        self._types = tuple(types.values())
+        self._columns = [bytearray() for _ in types]
+
+    def add(self, columns: Sequence[npt.NDArray[Any]]) -> None:
+        for grown, column, dtype in zip(self._columns, columns, self._types, strict=True):
+            grown += np.ascontiguousarray(column, dtype).data
+
+    def taken(self) -> list[npt.NDArray[Any]]:
+        """Return the columns. The table is empty afterwards."""
+        columns, self._columns = self._columns, [bytearray() for _ in self._types]
+        return [np.frombuffer(column, dtype) for column, dtype in zip(columns, self._types, strict=True)]
+
+
 class _Interner(dict[Any, int]):
     """Mapping that gives every new key the next number."""
 
@@ -347,19 +366,14 @@ def _shape_text(event: Any) -> bytes:
     return text + b"|" + bytes(args.values) if told else text
 
 
-def _joined(pieces: list[tuple[npt.NDArray[Any], ...]], types: Mapping[str, Any]) -> tuple[npt.NDArray[Any], ...]:
-    if not pieces:
-        return tuple(np.empty(0, dtype) for dtype in types.values())
-    columns = tuple(np.concatenate(column) for column in zip(*pieces, strict=True))
-    pieces.clear()
-    return columns
-
-
-def _in_order(columns: tuple[npt.NDArray[Any], ...], origin: int) -> tuple[npt.NDArray[Any], ...]:
-    """Sort columns by time and make times relative to the origin."""
-    start, end, *rest = columns
-    order = _by_time(start, end)
-    return start[order] - origin, end[order] - origin, *(column[order] for column in rest)
+def _in_order(columns: list[npt.NDArray[Any]], origin: int) -> list[npt.NDArray[Any]]:
+    """Sort columns by time and make times relative to the origin. Each column is freed once it is sorted."""
+    order = _by_time(*columns[:2])
+    columns.reverse()
+    start, end, *rest = [columns.pop()[order] for _ in range(len(columns))]
+    start -= origin
+    end -= origin
+    return [start, end, *rest]
 
 
 def _by_time(start: Ints, end: Ints) -> Ints:

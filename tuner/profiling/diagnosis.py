@@ -34,6 +34,7 @@ from steptune.tuner.profiling.rank_findings import SKEW_THRESHOLDS
 from steptune.tuner.profiling.replay.answers import (
     ALLOCATIONS,
     DISPATCH,
+    EXTRA,
     LATE_RANKS,
     LAUNCHES,
     LOADER,
@@ -614,6 +615,8 @@ RULES: tuple[Rule, ...] = (
         remedies=(Remedy(advice=EXTRA_ADVICE),),
         measure=_extra_share,
         cause=_extra_cause,
+        replayed=EXTRA,
+        replayed_message="without work that only some of the steps have, steps would be {share} shorter",
     ),
     Rule(
         name="unsteady_steps",

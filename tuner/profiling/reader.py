@@ -31,7 +31,8 @@ from steptune.tuner.profiling.times import InexactTimesError
 from steptune.tuner.profiling.trace import Trace, TraceError
 from steptune.tuner.wording import counted
 
-BLOCK_BYTES = 8 << 20
+BLOCK_BYTES = 1 << 19
+"""Text decoded at once, in bytes. Of larger blocks the events take memory, and time: no cache holds them."""
 SEPARATOR = b"\n  },"
 EVENT_END = SEPARATOR[:-1]
 HEAD = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -137,7 +138,7 @@ def _ahead(blocks: Iterator[bytes]) -> Iterator[bytes]:
 def _start(blocks: Iterator[bytes]) -> tuple[bytes, int]:
     """Return the file up to its first events, and the offset at which those begin in Kineto's layout, or 0."""
     start, position = b"", 0
-    for block in blocks:
+    while block := _following(blocks, len(start)):
         start = joined([start, block])
         head = HEAD.search(start, position)
         if start.startswith(b"[") or (head is not None and len(start) >= head.end() + MARGIN):
@@ -145,6 +146,20 @@ def _start(blocks: Iterator[bytes]) -> tuple[bytes, int]:
         position = max(0, len(start) - 2 * MARGIN)
     events = KINETO_HEAD.search(start, position)
     return start, events.end() if events is not None else 0
+
+
+def _following(blocks: Iterator[bytes], least: int) -> bytes:
+    """Return the next block, or several that have at least so many bytes together; empty at the end.
+
+    Text without the end of an event is read on in steps as long as itself: each byte is copied a few times at most.
+    """
+    parts, length = [], 0
+    for block in blocks:
+        parts.append(block)
+        length += len(block)
+        if length >= least:
+            break
+    return joined(parts) if len(parts) > 1 else b"".join(parts)
 
 
 class _Reader:
@@ -192,7 +207,7 @@ class _Reader:
                 rest = block[end + 1 :]
             else:
                 rest = joined(chain([piece[1:-1], block[end:]], blocks))
-            block = next(blocks, b"")
+            block = _following(blocks, len(rest))
         return self._read_end(head, rest)
 
     def _read_end(self, head: bytes, rest: bytes) -> Header:

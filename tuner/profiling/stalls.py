@@ -20,6 +20,7 @@ from steptune.tuner.profiling.capture import Capture
 from steptune.tuner.profiling.intervals import Intervals, Ints, cover, distinct, pieces, union
 from steptune.tuner.profiling.regions import joined
 from steptune.tuner.profiling.segments import Segments
+from steptune.tuner.profiling.threads import threads_beside
 from steptune.tuner.profiling.trace import Kind
 from steptune.tuner.records import Stall, Stalls
 
@@ -136,6 +137,7 @@ def _silences(capture: Capture, device: int) -> Intervals:
     """Return the stretches of the steps between two launches, without time that has a separate category."""
     host, launches, regions = capture.trace.host, capture.launches, capture.regions
     calls = distinct(launches.row[launches.row >= 0])
+    calls = calls[~np.isin(host.thread[calls], threads_beside(capture))]
     own = (regions.restart, regions.loader, regions.synchronisation, regions.allocation, regions.optimizer)
     threads = _threads(capture, device)
     others = [joined(own, thread) for thread in threads]
@@ -145,12 +147,12 @@ def _silences(capture: Capture, device: int) -> Intervals:
 
 
 def _threads(capture: Capture, device: int | None) -> list[int]:
-    """Return the thread that runs the steps, and those that launch the device's work."""
+    """Return the thread that runs the steps, and those that launch the device's work in turns with it."""
     found = {capture.steps.thread}
     if device is not None:
         launched = (capture.launches.row >= 0) & (capture.trace.work.device == device)
         found |= set(np.unique(capture.launches.thread[launched]).tolist())
-    return sorted(found)
+    return sorted(found - set(threads_beside(capture)))
 
 
 def _name(capture: Capture, device: int | None, start: int, end: int) -> str:

@@ -44,7 +44,7 @@ MOST_UNEXPLAINED = 0.05
 LEAST_KNOWN = 0.95
 MOST_DIFFERENCE = 0.02
 """Maximum difference, as a share of the step, between a wait in the simulated steps and in all steps."""
-SYNCHRONISATION, STALLS, LOADER, INPUT, ALLOCATIONS, COPIES, LAUNCHES, DISPATCH, LATE_RANKS, ROOFLINE = (
+SYNCHRONISATION, STALLS, LOADER, INPUT, ALLOCATIONS, COPIES, LAUNCHES, DISPATCH, LATE_RANKS, ROOFLINE, EXTRA = (
     "synchronisation",
     "stalls",
     "loader",
@@ -55,6 +55,7 @@ SYNCHRONISATION, STALLS, LOADER, INPUT, ALLOCATIONS, COPIES, LAUNCHES, DISPATCH,
     "dispatch",
     "late_ranks",
     "roofline",
+    "extra_work",
 )
 """Names of the causes that a replay can remove. `launches` keeps stalls and waits; `dispatch` is the cost of launches
 without those.

@@ -50,7 +50,8 @@ def simulate(  # noqa: C901, PLR0912, PLR0915  one loop: calls would cost more t
     first = _first(graph)
     stream, duration, depends = operations.stream.tolist(), operations.duration.tolist(), operations.depends
     if usual_delays:
-        latency, after = [operations.usual_latency] * len(stream), [operations.usual_after] * len(stream)
+        latency = (operations.ahead + operations.usual_latency).tolist()
+        after = [operations.usual_after] * len(stream)
     else:
         latency, after = operations.latency.tolist(), operations.after.tolist()
     clocks = [0.0] * (max(stream, default=0) + 1)

@@ -49,7 +49,7 @@ class DifferenceRow(NamedTuple):
     high_ms: float
     """Upper end of the 95 % interval of the change; NaN where there is none."""
     share: float
-    """Share of the step's change that it explains."""
+    """Share of the step's change that the category explains."""
 
 
 class ComparisonHeadline(NamedTuple):

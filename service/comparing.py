@@ -58,7 +58,7 @@ def trial_in(store: StudyStore, study: Study, which: str) -> Trial:
 
 
 def with_result(trial: Trial) -> Trial:
-    """Return the trial, unless it has no result.
+    """Return the trial; refuse one without a result.
 
     Raises:
         StoreError: It has none (yet).

@@ -117,7 +117,8 @@ def attempt_row(trial: Trial, lease: Lease | None = None) -> TrialAttemptRow:
 
 
 def repeated_rows(result: TrialResult, first: TrialAttemptRow) -> list[TrialAttemptRow]:
-    """Return the attempts after the first of a repeated trial; `result` describes the last one, which has no end.
+    """Return the rows of a repeated trial's attempts after the first; the last one, which `result` describes, has no
+    end yet.
 
     Args:
         first: The row that was written as the trial began. It ends with the first attempt.

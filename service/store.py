@@ -360,7 +360,7 @@ _NEWEST_FIRST = (StudyRow.created_at.desc(), StudyRow.study_id.desc())
 
 
 def _of_same_owner(study_id: str) -> ColumnElement[bool]:
-    """Return the condition that studies belong to the owner of this one; those of commands have no owner."""
+    """Return the condition that a study has the same owner as this one; studies of the command line have no owner."""
     owner = select(StudyRow.owner_id).where(StudyRow.study_id == study_id).scalar_subquery()
     return StudyRow.owner_id.is_not_distinct_from(owner)
 

@@ -36,7 +36,7 @@ from steptune.tuner.trials.analysis_files import read_analysis, read_lanes
 MAX_OLD_BYTES = 8 << 20
 """Maximum bytes of an analysis of an older version, which was stored unchecked as one line."""
 MAX_CHARS = 8 << 20
-"""Maximum characters of the cached texts of trials, and of all other cached texts; the records made of them take
+"""Maximum characters of cached texts, one limit for trials and one for all other texts; the records made of them take
 several times that size.
 """
 _STUDY = select(StudyRow.record).where(StudyRow.study_id == bindparam("study_id"))

@@ -1,4 +1,4 @@
-"""Traceback lines of the user's own code, and of the model that it trains."""
+"""Traceback lines in the user's own code, and in the model that the code trains."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def _plain(value: object) -> object:
 
 
 def _short(text: str) -> str:
-    """Return a text that fits a row, without secrets and without NUL, which PostgreSQL refuses."""
+    """Return a text shortened to fit a row, without secrets, and without NUL characters, which PostgreSQL refuses."""
     return without_secrets(text).replace("\x00", "�")[:MAX_TEXT]
 
 

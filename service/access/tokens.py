@@ -313,8 +313,8 @@ def _check_revoke(session: Session, row: ApiTokenRow, by: Principal) -> None:
 
 
 def _living_parent(session: Session, by: Principal, now: datetime) -> ApiTokenRow | None:
-    """Return the token that makes another, itself or through a session; locked so that it cannot be revoked
-    meanwhile.
+    """Return the token with which a new one is made, directly or through a session; it is locked so that it cannot be
+    revoked meanwhile.
     """
     if by.token_id is None:
         return None

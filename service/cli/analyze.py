@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 PAGE_ROWS = 500
 """Maximum rows of a page's tables, which can be searched."""
 NUM_COMPARED = 10_000
-"""Maximum kernels on either side of a comparison: large enough for all, so that none seems new that only ranked
-lower.
+"""Maximum kernels on either side of a comparison: large enough for all, as a kernel that only ranked lower would seem
+new.
 """
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command."""
+    """Add the command."""
     app.command()(analyze)
 
 

@@ -138,7 +138,7 @@ class Reservation:
         return {"GPU": float(ranks), "CPU": float(ranks)}
 
     def _lack(self, bundle: dict[str, float]) -> Waiting:
-        """Compare the request with the cluster's resources, and say whether waiting can help."""
+        """Compare the request with the cluster's resources, and return what is lacking and whether waiting can help."""
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         able = sum(all(node.get(name, 0) >= number for name, number in bundle.items()) for node in nodes)
         free = self._ray.available_resources()

@@ -1,4 +1,4 @@
-"""Extrapolation to other ways to communicate and other numbers of hosts, with its error where measurements exist.
+"""Extrapolation to other communication methods and numbers of hosts, with its error where measurements exist.
 
 Every rank keeps the samples that it computes: the global batch grows with the ranks (weak scaling).
 """

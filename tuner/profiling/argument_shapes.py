@@ -161,7 +161,7 @@ def _tensor(dim: Any, name: str) -> Tensor | None:
 
 
 def _list(dim: Any) -> tuple[Shape, ...]:
-    """Return the shapes of a list of tensors."""
+    """Return the shapes in a list argument; empty if it is no list of tensors."""
     if not isinstance(dim, list) or not all(map(_is_shape, dim)):
         return ()
     return tuple(map(tuple, dim))

@@ -1,4 +1,4 @@
-"""Time of a CPU in exclusive segments: the innermost operator on the thread that runs the steps.
+"""Time of a CPU in exclusive segments, by the innermost operator on the thread that runs the steps.
 
 Time in which that thread runs no operator, but another one carries a collective, is communication.
 """

@@ -29,8 +29,8 @@ LIBRARIES = (sys.stdlib_module_names - {"cmd", "code", "profile", "trace"}) | {
     *("accelerate", "deepspeed", "lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning", "ray"),
     *("datasets", "diffusers", "peft", "timm", "tqdm", "transformers", "trl", "webdataset"),
 }
-"""Modules that are not the user's. Excluded standard modules are not used in training, and their names are common for
-scripts.
+"""Names of modules that are not the user's. The list omits standard modules that training does not use and that have
+names common for scripts.
 """
 
 

@@ -190,7 +190,7 @@ class Trace:
         return len(self.host) + len(self.work)
 
     def names_matching(self, pattern: str) -> npt.NDArray[np.bool_]:
-        """Return a mask over `names` of those that match a pattern."""
+        """Return a mask of the entries of `names` that match a pattern."""
         search = re.compile(pattern).search
         return np.fromiter((search(name) is not None for name in self.names), dtype=bool, count=len(self.names))
 

@@ -28,7 +28,7 @@ VERSIONS = "(6.2 to 7.1)"
 BEGINNING = b'"rocprofiler-sdk-tool"'
 KERNELS_CSV = "_kernel_trace.csv"
 GPU = 2
-"""Type number of an agent that is a GPU."""
+"""Type number by which rocprofv3 marks GPU agents."""
 _DIRECTIONS = {"HOST_TO_DEVICE": "HtoD", "DEVICE_TO_HOST": "DtoH", "DEVICE_TO_DEVICE": "DtoD", "HOST_TO_HOST": "HtoH"}
 
 

@@ -27,8 +27,8 @@ Thread = tuple[int | str, int | str]
 
 @contextmanager
 def written_as(what: str, remedy: str) -> Iterator[None]:
-    """Refuse contents that the format does not allow: a text in place of a time, a list in place of a name, a missing
-    field.
+    """Convert errors about contents that the format does not allow (a text in place of a time, a missing field) into
+    refusals.
 
     Args:
         what: The capture in words, with the versions that are read.

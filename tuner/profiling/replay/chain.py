@@ -196,7 +196,9 @@ def _batches(capture: Capture, threads: list[int], start: Ints, end: Ints, span:
 
 
 def _paced(capture: Capture, kind: Ints, length: Floats) -> tuple[float, Floats]:
-    """Return the time between two batches if workers set the pace, and node lengths without the waits for them."""
+    """Return the time between two batches if loader workers set the pace, and the node lengths without the waits for
+    batches.
+    """
     batches = np.flatnonzero(kind == BATCH)
     workers = capture.trace.names_matching(r"_MultiProcess")[capture.trace.host.name[capture.regions.loader.rows]]
     if len(batches) < FEW_NODES or not workers.any():

@@ -62,8 +62,8 @@ class ComparisonHeadline(NamedTuple):
 
 
 def get_comparison_headline(comparison: Comparison) -> ComparisonHeadline:
-    """Compare the steps that a study states, else the measured ones, else the profiled ones where both profiles can be
-    trusted.
+    """Compare the step times that a study states, else the measured ones, else the profiled ones if both profiles can
+    be trusted.
     """
     step = comparison.measured or comparison.step
     how = comparison.stated_how or ("one run each, without the profiler" if comparison.measured else "as profiled")

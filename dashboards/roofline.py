@@ -1,4 +1,4 @@
-"""The roofline of a profile, as texts and rows."""
+"""The roofline of a profile, as sentences and table rows."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def _limited_by(analysis: TraceAnalysis, times: dict[str, float], limit: str) ->
 
 
 def _stalled_ns(analysis: TraceAnalysis) -> float:
-    """Return nanoseconds per step of host time in stalls, the mean over ranks."""
+    """Return nanoseconds per step of host time in stalls, as the mean over ranks."""
     parts = [b.stalled_share * b.per_step_ns.get(Category.HOST.value, 0.0) for b in main_breakdowns(analysis)]
     return sum(parts) / len(parts)
 

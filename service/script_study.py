@@ -103,7 +103,7 @@ def check_same_script(study: Study, look: Look) -> None:
 
 
 def budget_left_s(budget_s: float, look_s: float) -> float:
-    """Return the seconds of a budget that remain after an inspection.
+    """Return the seconds of a budget that are left after an inspection.
 
     Raises:
         BudgetError: None remain.

@@ -18,7 +18,7 @@ MAX_NVLINKS = 18
 PCIE_KINDS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 """Kinds of connection by NVML's nvmlGpuTopologyLevel_t; level 0 stands for two GPUs on one board."""
 READ = 0
-"""Value of NVML's nvmlGpuP2PCapsIndex_t for reading; the bindings' own constant is a tuple, which their function
+"""Value of NVML's nvmlGpuP2PCapsIndex_t for reading; the Python bindings define it as a tuple, which their function
 refuses.
 """
 SWITCH = 2

@@ -229,7 +229,7 @@ class RankWait(Record):
     exposed_ns: int = 0
     """Wait that counts as exposed communication because no compute hides it. It is not time of the network."""
     step_share: float = 1.0
-    """Share of the rank's steps whose collectives were compared: another rank may have recorded fewer steps."""
+    """Share of the rank's steps in which collectives were compared: another rank may have recorded fewer steps."""
 
 
 class WhatIf(Record):

@@ -21,7 +21,7 @@ def is_users(path: str) -> bool:
 
 
 def is_models(path: str) -> bool:
-    """Say whether a source file may define a model or a loss: the user's, a zoo workload's, or a library's."""
+    """Say whether a source file may define a model or a loss: one of the user, of a zoo workload, or of a library."""
     if path.startswith("<"):
         return False
     if _is_under(path, (PACKAGE,)):

@@ -29,7 +29,7 @@ from steptune.service.store import count_change
 from steptune.tuner.records import BASELINE, StudyState
 
 TRACE = "trace"
-"""Kind of the trace of rank 0; those of further ranks are `trace.1`, `trace.2` and so on."""
+"""Kind of rank 0's trace; the traces of further ranks have the kinds `trace.1`, `trace.2` and so on."""
 KEPT_VERDICTS = ("measured", "accepted", "confirmed", "not_confirmed")
 """Verdicts of decisions whose traces are kept: on the baseline, on incumbents, and on finalists."""
 ENDED_STATES = tuple(state.value for state in (StudyState.COMPLETED, StudyState.CANCELLED, StudyState.FAILED))
@@ -73,7 +73,7 @@ def user_artifact_bytes(session: Session, user_id: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class _Scope:
-    """Files to which one quota applies: those of some studies and uploads. Content that they share counts once."""
+    """Files of some studies and uploads, to which one quota applies. Content that they share counts once."""
 
     studies: ColumnElement[bool]
     sources: ColumnElement[bool]

@@ -114,7 +114,7 @@ def _analysed(
     for_page: bool,
     with_lanes: bool,
 ) -> tuple[TraceAnalysis, TraceAnalysis | None, Comparison | None]:
-    """Return the analysis of a run, that of another one, and their comparison.
+    """Return the analysis of a run and, if there is another run, that run's analysis and the comparison.
 
     Args:
         for_page: Whether a page shows it, whose tables are long and whose timeline has every event.

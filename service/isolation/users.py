@@ -23,7 +23,7 @@ FIRST_UID, LAST_UID = 61184, 65519
 STRIDE = 61
 """Distance between the first ids that workers of consecutive user ids try, as they do not see each other's locks."""
 CHOWN, KILL, SETGID, SETUID, SETPCAP, SYS_ADMIN = 0, 5, 6, 7, 8, 21
-"""Numbers of Linux capabilities."""
+"""Linux capability numbers."""
 _TO_CHANGE_USER = (CHOWN, KILL, SETGID, SETUID)
 _STUDY_MODE = 0o2770
 """Mode of a study's directory: files made there belong to the group of the user who started the trials, who can thus

@@ -366,7 +366,7 @@ class StudyQueue:
             return any(candidate.owner_id not in resting for candidate in others)
 
     def say_waiting(self, lease: Lease, why: str, *, cluster: str = "", can_be_met: bool = False) -> None:
-        """Record what a study waits for while a cluster has not reserved its devices.
+        """Record what a study waits for until a cluster has reserved its devices.
 
         Args:
             cluster: Its identity; empty where it could not be asked.
@@ -388,7 +388,7 @@ class StudyQueue:
             return holds_hosts(session, cluster, database_now(session))
 
     def wait_anew(self, lease: Lease) -> None:
-        """Restart the wait of a study for hosts: no other study of the service held them.
+        """Restart a study's wait for hosts, because no other study of the service holds any.
 
         Raises:
             LeaseLostError: The lease is over.

@@ -153,7 +153,7 @@ class LeaseKeeper:
                 return
 
     def _lose(self, why: str) -> None:
-        """Give up the claim: nothing more is measured on devices that another worker may hold."""
+        """Give up the claim, so that nothing more is measured on devices that another worker may hold."""
         self._lost = self._lost or why
         if not self._ended.is_set():
             self._kill()

@@ -110,7 +110,7 @@ def headline(recommendation: Recommendation) -> str:
 
 
 def _claim(recommendation: Recommendation) -> str:
-    """Return the name of the quantity whose ratio the gain is."""
+    """Return the words that follow the gain's ratio, such as `the speed of today's settings`."""
     objective = parse_objective(recommendation.objective)
     return "the speed of today's settings" if objective == PLAIN else objective.compared
 

@@ -30,7 +30,7 @@ FLOOR = 0.5
 SPREADS = 3.0
 """Factor, in the limit, on the deviation among the reference's own runs."""
 FLOOR_OF_DRAWS, SPREADS_OF_DRAWS = 0.25, 2.0
-"""Floor and factor of the limit for draws from one place. Correct trainings reach 0.4 of it
+"""Floor and factor of the limit for draws that begin from one place. Correct trainings reach 0.4 of it
 (`benchmarks/results/guard_power.json`).
 """
 FALSE_SHIFTS = 1e-4

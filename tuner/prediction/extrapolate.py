@@ -126,7 +126,7 @@ def _forecast(basis: Basis, way: WayToCommunicate, candidate: Candidate, cluster
 
 
 def checks_of(basis: Basis, study: Study, trials: Sequence[Trial], cluster: Cluster) -> list[Check]:
-    """Compare predictions with all configurations of a study that differ from the basis only in how they communicate.
+    """Compare predictions with all measured configurations of a study that differ from the basis only in communication.
 
     Args:
         study: The basis's own study, or another of the same workload.

@@ -35,7 +35,7 @@ names common for scripts.
 
 
 class SourceLines:
-    """Lookup of source lines. Without call stacks in the trace every answer is empty.
+    """Lookup of source lines; without call stacks in the trace, every answer is empty.
 
     Args:
         modules: Of the same operators; by default those that the trace has.

@@ -159,7 +159,7 @@ class Attempt(Record):
 
 
 class TrialResult(Record, dict=True):
-    """Result of one process start of one candidate; after a crash, what is known of it."""
+    """Result of one process start of one candidate; after a crash, the part of it that is known."""
 
     trial_id: str
     candidate: Candidate

@@ -323,7 +323,7 @@ class Designer:
         return next((candidate for candidate in found if candidate not in (None, self.incumbent)), None)
 
     def _changes(self, candidate: Candidate) -> tuple[Move, ...]:
-        """Return the moves by which a candidate differs from the incumbent."""
+        """Return the moves in which a candidate differs from the incumbent."""
         ours, theirs = candidate.choices, self.incumbent.choices
         names = dict.fromkeys([*ours, *theirs])
         changed = [name for name in names if ours.get(name, {}) != theirs.get(name, {})]
@@ -477,7 +477,7 @@ def why_not(result: TrialResult) -> str:
 
 
 def _remedy(void: str) -> str:
-    """Return advice for a machine whose windows are void, by the reason."""
+    """Return advice for a machine with void windows, by the reason why they are void."""
     if void.endswith("of the cores"):
         return "end them, or measure without --quiet-machine (in a service, without quiet_machine)"
     return "end them" if void.endswith("of the device") else "cool the device or lower its power limit, and resume"

@@ -110,7 +110,7 @@ class Observation:
     """True where the device hardly ever waited for its host."""
     reference_calm: bool = False
     noisy: bool = True
-    """True where the noise of process starts is added; False for evidence from profiles."""
+    """True if the noise of process starts is to be added; False for evidence from profiles."""
     place: str = ""
     """Place where a rate was measured; both trials of a ratio are always in one place."""
     companion: bool = False

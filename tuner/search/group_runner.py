@@ -172,7 +172,9 @@ class GroupRunner:
         return any(result.peak_memory_bytes for result in self._knowledge.results.get(candidate.key, []))
 
     def _note_crowd(self, candidates: Sequence[Candidate], results: Sequence[TrialResult]) -> None:
-        """Record a combination of candidates that ran out of memory together, so that larger ones are not tried."""
+        """Record a combination of candidates that ran out of memory together, so that larger combinations are not
+        tried.
+        """
         self._crowds.add(frozenset(candidate.key for candidate in candidates))
         peaks = {r.candidate.key: r.peak_memory_bytes for r in results if r.peak_memory_bytes}
         known = [peaks.get(c.key) or self._knowledge.likely_peak_bytes(c) for c in candidates]

@@ -24,7 +24,7 @@ class Ledger:
         self._store = store
         self._objective = objective
         self.same_model: Callable[[Candidate, Candidate], bool] = lambda one, other: one == other
-        """True where the code compiled for one candidate is in the cache for another."""
+        """Function that says whether the code compiled for one candidate is in the cache for another."""
         self._compiled: list[tuple[Candidate, int]] = []
         """Candidate and compilation time in nanoseconds of each start, in order."""
         self._raw: dict[str, TrialResult] = {}

@@ -70,7 +70,7 @@ COUNTED = LAYOUTS | {
         NcclSetting,
     )
 }
-"""Strategies whose effect on a rank's memory is known; candidates with any other are not predicted."""
+"""Strategies with a known effect on a rank's memory; candidates with any other strategy are not predicted."""
 FP32, SIXTEEN_BIT = 4.0, 2.0
 
 

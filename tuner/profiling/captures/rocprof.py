@@ -86,7 +86,7 @@ class _Result:
         return self._translation.trace(devices=self._devices)
 
     def _of(self, *kinds: str) -> list[Mapping[str, Any]]:
-        """Return the records of a kind, under any of the names that versions use."""
+        """Return the records of a kind, under any of the names that rocprofv3's versions use."""
         return next((self._records[kind] for kind in kinds if self._records.get(kind)), [])
 
     def _operation(self, row: Mapping[str, Any]) -> str:

@@ -146,7 +146,7 @@ def host_chain(capture: Capture) -> Chain | None:
 
 
 def _silent(capture: Capture, threads: list[int], start: Ints, end: Ints) -> Floats:
-    """Return the part of each stretch outside the optimizer's step, whose host work is no stall."""
+    """Return the part of each stretch outside optimizer steps, because host work in an optimizer step is no stall."""
     parts = [joined((capture.regions.optimizer,), thread) for thread in threads]
     busy = union(np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts]))
     low, high, whole, _ = pieces(start, end, busy)

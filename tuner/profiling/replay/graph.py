@@ -24,7 +24,7 @@ LEAST_STEPS, MOST_STEPS, MOST_LAUNCHES = 2, 10, 10_000
 suffice.
 """
 MOST_OVERHEAD = 0.85
-"""Maximum share of a stretch of host time that recording its events can have taken."""
+"""Maximum share of a stretch of host time that may count as the cost of recording its events."""
 
 
 @dataclass(frozen=True, kw_only=True)

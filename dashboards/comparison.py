@@ -113,8 +113,8 @@ def _ms(value_ns: float | None) -> float:
 
 
 def get_explanation(comparison: Comparison) -> tuple[str, ...]:
-    """Name the few categories behind the change of the step: only those whose own interval excludes zero, or that have
-    no interval. Empty where a profile cannot be trusted.
+    """Name the few categories that explain the change of the step: only those with an interval that excludes zero, or
+    without an interval. Empty where a profile cannot be trusted.
     """
     if not comparison.trusted:
         return ()

@@ -78,7 +78,7 @@ class LimitRow(NamedTuple):
 
 
 class StrategyRow(NamedTuple):
-    """A strategy in the studies whose step had one bottleneck before tuning."""
+    """A strategy in the studies that had a given bottleneck before tuning."""
 
     strategy: str
     bottleneck: str

@@ -244,7 +244,9 @@ def breakdown_rows(info: Sequence[CategoryTime]) -> list[BreakdownRow]:
 
 
 def _plan(recommendation: Recommendation | None) -> tuple[PlannedStep, ...] | str:
-    """Return the steps of the recommended plan, empty for a script; or a text that says why they are not known here."""
+    """Return the steps of the recommended plan, empty for a script; or a text that says why the steps are not known
+    here.
+    """
     if recommendation is None or recommendation.in_script is not None:
         return ()
     try:

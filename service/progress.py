@@ -66,7 +66,7 @@ def view_of(data: dict[str, Any]) -> StudyView:
 
 
 class Picture:
-    """View of a study, put together from its events in order."""
+    """View of a study, assembled from the study's events in order."""
 
     def __init__(self) -> None:
         self._decisions: dict[int, Decision] = {}

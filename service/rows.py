@@ -177,7 +177,7 @@ def recommendation_row(recommendation: Recommendation) -> RecommendationRow:
 
 
 def _is_speed(recommendation: Recommendation) -> bool:
-    """Say whether the recommendation's gains are of speed: those of energy are not added to them."""
+    """Say whether the recommendation's gains are gains of speed: gains of energy are not combined with those."""
     return parse_objective(recommendation.objective).is_rate
 
 

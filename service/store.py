@@ -420,7 +420,7 @@ def _summarise(session: Session, results: Sequence[TrialResult]) -> None:
 
 
 def count_change(session: Session, changed: ColumnElement[bool]) -> None:
-    """Count a change of these studies, whose cached pages are then outdated."""
+    """Advance the revision of these studies, so that cached pages count as outdated."""
     session.execute(
         update(StudyRow)
         .where(changed)

@@ -54,7 +54,7 @@ MAX_PROFILE_BYTES = 32 << 20
 """Maximum bytes of the cached parts of pages about profiles, plain and compressed: some tens of trials."""
 NO_PROFILE_BYTES = 1000
 KeptProfiles = Kept[tuple[TrialResult, Fragment | None]]
-"""Cached profiles by trial and file, with the result that they belong to."""
+"""Cached profiles by trial and file, each with the trial result that it belongs to."""
 UNREADABLE = (ArtifactGoneError, OSError, EOFError, zlib.error, ValueError)
 MAX_LANE_BYTES = 64 << 20
 """Maximum bytes of cached lanes, stored as columns: some millions of cells."""

@@ -34,7 +34,8 @@ HEAD = "node:__internal_head__"
 LOOK_S = 0.5
 ACTOR_START_S = 120.0
 LEAVE_S = 10.0
-"""Seconds that agents have to remove their files after the study, and as many again if its driver did not tell them."""
+"""Maximum seconds for agents to remove their files after the study; twice as many if the driver did not report its end.
+"""
 STRANGER_S = 60.0
 CONNECTED, REFUSED = 0, 3
 _STRANGER = f"""

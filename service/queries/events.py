@@ -129,7 +129,7 @@ def events_after(
 
 
 def ended_studies(engine: Engine, study_ids: Sequence[str]) -> set[str]:
-    """Return those of these studies that have ended, including deleted ones."""
+    """Return the studies, of those given, that have ended, including deleted ones."""
     if not study_ids:
         return set()
     wanted = set(study_ids)

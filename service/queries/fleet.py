@@ -28,7 +28,7 @@ _SECONDS = func.coalesce(QueueEntryRow.device_seconds, RecommendationRow.tuning_
 
 @dataclass
 class Block:
-    """The sums of one block, and their version."""
+    """Cached sums of one block of studies, with the version of these sums."""
 
     version: Hashable
     studies: list[FleetStudies]

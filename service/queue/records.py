@@ -65,7 +65,9 @@ class QueueEntry(Record):
     num_lost: int
     """Number of workers that died with the study since a trial was last completed."""
     device_seconds: float
-    """Number of devices times the seconds for which workers held the study, up to the end of the last claim."""
+    """Device seconds, up to the end of the last claim: number of devices times the seconds for which workers held the
+    study.
+    """
     queued_at: datetime
     claimed_at: datetime | None
     """Time at which the study got its present devices; None while it waits for a reservation."""

@@ -20,7 +20,7 @@ from steptune.tuner.records import StudyState
 from steptune.tuner.search.view import StudyInterrupt
 
 SAFE_SHARE = 0.85
-"""Share of a lease after which its trials are killed; the rest is time to kill them."""
+"""Share of an expiring lease after which trials are killed; the rest of the lease is time for that."""
 RETRY_S = 0.5
 WATCH_S = 1.0
 """Seconds between checks of the clock: a waiting thread does not count the time for which the machine is suspended."""

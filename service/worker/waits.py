@@ -1,4 +1,4 @@
-"""Studies for which a worker's cluster had no hosts: other studies go first, and these take turns."""
+"""Studies for which a worker's cluster had no hosts: they take turns, after other studies that can run."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ class NcclLog(Record):
 
 
 def read_log(lines: Iterable[str]) -> NcclLog:
-    """Return the record of these lines, in any order and from any number of ranks."""
+    """Return the record of log lines, in any order and from any number of ranks."""
     reader = _Reader()
     for line in lines:
         reader.take(line)

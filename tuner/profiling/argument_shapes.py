@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 NEEDS_VALUES = re.compile(r"conv|attention|attn|index_select|embedding", re.IGNORECASE)
-"""Operators whose work depends on numbers among their arguments: strides, masks, table sizes. Numbers of other
+"""Operators with work that depends on numbers among their arguments: strides, masks, table sizes. Numbers of other
 operators are left out, because learning rates would make every call different.
 """
 DTYPE_BYTES = {

@@ -262,7 +262,7 @@ def _extra_share(evidence: Evidence) -> float | None:
 
 
 def _extra_cause(evidence: Evidence) -> Cause | None:
-    """Return the steps that have extra work, and its kind as far as it is recorded, as a cause."""
+    """Return the cause that names the steps with extra work, and the kind of work if recorded."""
     extra = evidence.analysis.extra_work if evidence.analysis is not None else None
     if extra is None:
         return None

@@ -120,7 +120,9 @@ def facts_of_trace(capture: Capture, device: int | None) -> StepFacts:
 
 
 def joined_facts(seen: StepFacts, chosen: StepFacts) -> StepFacts:
-    """Return the facts known from either source: the trace (`seen`), which counts if they differ, or the choices."""
+    """Return the facts known from the trace (`seen`) or the choices (`chosen`); if both are known and differ, the trace
+    counts.
+    """
     unknown = StepFacts()
     values = {name: getattr(seen, name) for name in StepFacts.__struct_fields__}
     silent = [name for name, value in values.items() if value == getattr(unknown, name)]

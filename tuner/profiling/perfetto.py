@@ -170,7 +170,7 @@ class _Tracks:
 
 
 def _microseconds(time_ns: int) -> str:
-    """Format microseconds as exact text, which a float could not hold."""
+    """Format a time as exact microseconds in text, because a float could not hold them."""
     sign, time_ns = ("-", -time_ns) if time_ns < 0 else ("", time_ns)
     return f"{sign}{time_ns // 1000}.{time_ns % 1000:03d}"
 

@@ -14,7 +14,8 @@ from steptune.tuner.trace_records import RankWait
 SKEW_THRESHOLDS = (0.02, 0.05, 0.15)
 """Minimum shares of the step, by severity, for the longest wait for a late rank (chosen by us)."""
 ON_TIME = 0.75
-"""Maximum wait, as a share of the median rank's, for a rank to count as late beside the one that waits least."""
+"""Maximum wait, as a share of the median rank's, for a rank to count as late, in addition to the rank that waits least.
+"""
 
 
 def diagnose_ranks(

@@ -264,7 +264,7 @@ def _unselected(results: Sequence[TrialResult]) -> Sequence[TrialResult]:
 
 
 def _side(results: Sequence[TrialResult]) -> Spread:
-    """Return the spread of one side's log rates about the mean of their place."""
+    """Return the spread of one side's log rates about the mean of each place."""
     places = _by_place(results)
     degrees = sum(len(rates) - 1 for rates in places)
     squares = math.fsum(rate**2 for rates in places for rate in _centred(rates))

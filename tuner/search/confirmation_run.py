@@ -53,7 +53,7 @@ class ConfirmationRun:
         self._short_of_time = False
         """True if the time sufficed only for fewer blocks than requested."""
         self._planned = 0
-        """Maximum number of blocks, unless the interval is wide after them."""
+        """Maximum number of blocks, which is exceeded only if the interval is still wide."""
         self._longest_s = 0.0
         """Seconds of the longest block so far."""
         self._ended_early = ""

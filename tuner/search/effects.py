@@ -105,7 +105,7 @@ class Observation:
     order: int
     reference: Candidate | None = None
     standard_error: float = 0.0
-    """Known part of the error: that of the windows within the process."""
+    """Known part of the standard error, from the windows within the process."""
     calm: bool = False
     """True where the device hardly ever waited for its host."""
     reference_calm: bool = False

@@ -68,7 +68,8 @@ DRIFTS = (0.0, 0.006, 0.02)
 """Standard deviations of a machine's drift from one start to the next: values that the fit compares."""
 DRIFT_PENALTY = 1.5
 GROUP = 0.2
-"""Standard deviation of the log time shared by trials that take turns, so large that only their ratio counts."""
+"""Standard deviation of the log time shared by trials that take turns, so large that only ratios within a group count.
+"""
 PLACE = 0.5
 ROUNDS, LONGEST_STEP = 8, 0.5
 """Number of rounds that learn effect sizes and linearisation points, and maximum move of a category in each."""

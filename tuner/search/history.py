@@ -47,7 +47,7 @@ class Proposal:
 
 
 class Search(Protocol):
-    """Interface of a search, which chooses what to try next.
+    """Interface of a search, which chooses the next trials.
 
     A search may keep the results given to `update`; a resumed study gives it all of them again, in order. The same
     history must lead to the same proposals: chance comes from the history's seed.
@@ -127,7 +127,7 @@ class History:
 
     @cached_property
     def measured(self) -> tuple[list[Levels], Beliefs]:
-        """Configurations that ran and took effect, with the model's current posterior of them."""
+        """Configurations that ran and took effect, with the model's current posterior of their step times."""
         levels = sorted({tuple(map(int, row)) for row in self.model.measured.levels})
         return levels, self.model.believe(np.array(levels, dtype=np.int64))
 

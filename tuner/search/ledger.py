@@ -80,7 +80,8 @@ class Ledger:
         return self._companions.get(result.group)
 
     def take_moved(self, *, before: TrialResult | None) -> list[TrialResult]:
-        """Return the trials that were run because the study had moved, in order; each is returned once.
+        """Return the trials that were run because the study had moved to another place, in order; each is returned
+        once.
 
         Args:
             before: Only those that were begun before this trial; None takes all.

@@ -328,7 +328,7 @@ class ReferenceMaker:
         )
 
     def spent_s(self) -> float:
-        """Return the seconds that the reference took when first made, which a resumed study counts again."""
+        """Return the seconds that making the reference took the first time; a resumed study counts them again."""
         made = (event for event in self._store.events(self._study.study_id) if event.kind == "reference_made")
         return next((float(event.data["seconds"]) for event in made), 0.0)
 

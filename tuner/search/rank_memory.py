@@ -99,7 +99,7 @@ class Held:
         return max(self.least, self.always + self.at_loss + activations)
 
     def activations(self, peak: float) -> float | None:
-        """Return the activation memory within a measured peak; None where the peak came after they were freed."""
+        """Return the activation memory within a measured peak; None if the peak came after activations were freed."""
         return peak - self.always - self.at_loss if peak > self.least else None
 
 

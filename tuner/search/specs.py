@@ -179,6 +179,6 @@ def guard_protocol(
 
 
 def _num_horizon(seconds: float, step_s: float, num_before: int) -> int:
-    """Return the steps of a horizon's run after those of the guard."""
+    """Return the number of steps of a horizon's run after the guard's steps."""
     steps = HORIZON_TIMES * seconds / step_s / NUM_HORIZON_RUNS - num_before
     return int(min(NUM_HORIZON, max(MIN_HORIZON, steps)))

@@ -19,7 +19,9 @@ from steptune.tuner.wording import counted
 
 PIECE = 100_000
 MOST_EVENTS = 20_000_000
-"""Maximum number of events: a capture of this size needs about 4 GB; a few steps have a hundredth of it."""
+"""Maximum number of events: a capture of this size needs about 4 GB; captures of a few steps have a hundredth of this
+number.
+"""
 MOST_SAID = 120
 """Maximum number of characters quoted from a file."""
 Thread = tuple[int | str, int | str]

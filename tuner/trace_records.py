@@ -319,7 +319,7 @@ class TraceAnalysis(Record):
 
     ranks: tuple[RankAnalysis, ...]
     collectives: tuple[CollectiveStats, ...] = ()
-    """Collectives across ranks; with a single rank, those of that rank."""
+    """Collectives across ranks; if there is a single rank, the collectives of that rank."""
     waits: tuple[RankWait, ...] = ()
     clock_offsets_ns: dict[int, int] = field(default_factory=dict)
     """Offset of each rank, added to its wall-clock times so that collectives end together; 0 for the first rank."""
@@ -464,7 +464,7 @@ class KernelDifference(Record):
 
 
 class GapDifference(KernelDifference):
-    """Difference between two sides of the gaps with one cause (`category`) that one kernel (`name`) ends."""
+    """Difference, between two sides, of the gaps that have one cause (`category`) and end with one kernel (`name`)."""
 
 
 class ModuleDifference(Record):

@@ -227,7 +227,7 @@ class Designer:
         return baseline_s + searching_s + RESERVE_MARGIN * self._confirm_blocks * self._block_s()
 
     def certificate(self) -> Certificate:
-        """Return the certificate of everything that was not tried."""
+        """Return the certificate about everything that was not tried."""
         return Certificate(
             remaining_bound=max((bound for _, bound in self.knowledge.untried(self.incumbent)), default=0.0),
             status="estimated",

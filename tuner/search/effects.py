@@ -36,7 +36,7 @@ Floats = npt.NDArray[np.float64]
 
 NOISE_GRID = (0.003, 0.006, 0.012, 0.02, 0.03, 0.045, 0.07, 0.1)
 NOISE_PRIOR_SD = 0.03
-"""Prior standard deviation between process starts, with the weight of two replicates."""
+"""Prior standard deviation between process starts; the prior weighs as much as two replicates."""
 LEVEL_SD = 1.0
 CALM_SHARES = (1.0, 0.3, 0.1)
 """Noise of trials in which the device hardly waited for its host, relative to other trials: values that the fit

@@ -63,7 +63,7 @@ def _doublings(one: float, other: float) -> float:
 
 
 def _work(one: WorkloadFacts, other: WorkloadFacts) -> tuple[float, float]:
-    """Return the floating-point operations of both steps; parameters times samples where one was not counted."""
+    """Return the floating-point operations of both steps; for both, parameters times samples if one was not counted."""
     counted = one.model.flops_per_step, other.model.flops_per_step
     if counted[0] and counted[1]:
         return counted[0], counted[1]

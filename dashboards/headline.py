@@ -84,7 +84,7 @@ def _objective_fact(study: Study, recommendation: Recommendation | None) -> tupl
 
 
 def _repeats_fact(trials: Sequence[Trial]) -> tuple[Fact, ...]:
-    """State how many runs were repeated because they say nothing about their candidate, and why."""
+    """State how many runs were repeated because their failures say nothing about the candidate, and the reasons."""
     reasons = Counter(a.failure.message for trial in trials if trial.result for a in trial.result.repeated)
     if not reasons:
         return ()
@@ -187,7 +187,7 @@ def _why_inconclusive(study: Study, r: Recommendation, before: str) -> tuple[str
 
 
 def _way_on(study: Study, r: Recommendation) -> str:
-    """State how to get to an answer; empty for a study that was cancelled for good."""
+    """State how to get an answer from the study; empty if it was cancelled permanently."""
     if r.certificate.ended == "interrupted":
         return "" if study.state is StudyState.CANCELLED else f" Continue with `{resume_command(study)}`."
     if r.certificate.ended == TRIALS_SPENT:

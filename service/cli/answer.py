@@ -79,7 +79,7 @@ def _claim(console: Console, source: TrialSource, study: Study, option: str, mos
 
 
 def _wrapped(console: Console, text: Text, most: int) -> list[Text]:
-    """Wrap a text to at most `most` lines, at least one: the lines above may have left little room."""
+    """Wrap a text to at most `most` lines, but at least one: the lines above may have left no room."""
     most = max(1, most)
     wrapped = list(text.wrap(console, console.width))
     if len(wrapped) > most:
@@ -115,7 +115,7 @@ def _proof(console: Console, recommendation: Recommendation | None) -> list[Text
 
 
 def _training(guard: GuardVerdict) -> str:
-    """Say whether it is the same training, as far as that could be compared."""
+    """Say whether the recommendation keeps the same training, as far as that could be compared."""
     if not guard.checks:
         return "not guarded: nothing was comparable"
     return "same training" if guard.passed else "not the same training"
@@ -233,7 +233,7 @@ def _next(study: Study, recommendation: Recommendation | None) -> list[Text]:
 
 
 def _of_database(line: Text, option: str) -> Text:
-    """Add an option after the study's id to a line that is a command on the store."""
+    """Add an option after the study's id, if the line is a command on the database."""
     found = READS_STORE.match(line.plain)
     return line if found is None else Text.assemble(line[: found.end()], option, line[found.end() :])
 

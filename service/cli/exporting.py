@@ -207,7 +207,7 @@ def _of_service(client: Client, study_id: str, known: ExportFormat, trial: str |
 
 
 def _placed(files: list[Exported], target: Path) -> tuple[list[Exported], Path]:
-    """Return the files and their folder; a single file may be given its own path, recognised by its suffix."""
+    """Return the files and the folder for them; for a single file, the user may give a path with its suffix."""
     if len(files) != 1 or target.is_dir() or target.suffix != PurePath(files[0].file_name).suffix:
         return files, target
     return [replace(files[0], file_name=target.name)], target.parent

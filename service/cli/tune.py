@@ -293,7 +293,7 @@ def _way(
     *,
     as_json: bool,
 ) -> _Way:
-    """Refuse, before anything is stored, what cannot be run here."""
+    """Return the means of running a study; before anything is stored, refuse what cannot be run here."""
     from steptune.service.running import chosen_level
     from steptune.service.studies import check_writable
 
@@ -525,9 +525,7 @@ def _hosts(launch: Launch | None, study: Study, way: _Way) -> Iterator[tuple[Hos
 
 
 def _is_left_to_resume(study: Study, store: SqlStudyStore) -> bool:
-    """Say whether an interrupted study was recorded; it is then marked as interrupted, even if its driver did not get
-    to that.
-    """
+    """Say whether an interrupted study was recorded; if so, mark it as interrupted, in case its driver could not."""
     try:
         state = store.get_study(study.study_id).state
     except StudyNotFoundError:

@@ -39,7 +39,7 @@ class Exporter(ABC):
 
     @abstractmethod
     def file_name(self, recommendation: Recommendation) -> str:
-        """Return the file name that the target expects, or a usual one."""
+        """Return the file name that the target expects, or else a common one."""
 
     @abstractmethod
     def export(self, recommendation: Recommendation) -> str:
@@ -58,7 +58,7 @@ class Exporter(ABC):
         return self.usage
 
     def not_expressible(self, recommendation: Recommendation) -> tuple[str, ...]:
-        """Return one sentence for each setting that the target cannot express. Nothing is approximated instead."""
+        """Return one sentence for each setting that the target cannot express; none is approximated."""
         return ()
 
     def lost(self, recommendation: Recommendation) -> tuple[str, ...]:
@@ -66,7 +66,7 @@ class Exporter(ABC):
         return ()
 
     def otherwise(self, recommendation: Recommendation) -> tuple[str, ...]:
-        """Return the strategies that the target applies differently from the measured run."""
+        """Return the strategies that the target applies differently than the measured run did."""
         return ()
 
     def carries(self, recommendation: Recommendation) -> str:
@@ -111,7 +111,7 @@ def headline(recommendation: Recommendation) -> str:
 
 
 def _claim(recommendation: Recommendation) -> str:
-    """Return the quantity of which the gain is a ratio."""
+    """Return the words that follow the gain's ratio, such as `the speed of today's settings`."""
     objective = parse_objective(recommendation.objective)
     return "the speed of today's settings" if objective == PLAIN else objective.compared
 

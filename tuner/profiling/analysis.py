@@ -78,7 +78,7 @@ sys.path[:] = path
 from steptune.tuner.profiling.analysis import answer_apart
 answer_apart(*arguments)
 """
-"""Program of a subprocess that reads a trace."""
+"""Python program that a subprocess runs to read a trace."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,7 +266,7 @@ def analyse_trace(
 
 
 def _replayed_together(analysis: RankAnalysis, graph: Graph, unprofiled_step_time_ns: int | None) -> RankAnalysis:
-    """Add to the replay what the causes of the findings save together, each beside those before it."""
+    """Add to the replay the joint savings of the findings' causes: what each saves in addition to those before it."""
     breakdown = busiest(analysis.breakdowns)
     causes = causes_of(diagnose(Evidence(analysis=analysis)), SUBJECTS)
     if breakdown.replay is None or breakdown.replay.refusal or not causes:
@@ -281,7 +281,7 @@ def _replayed_together(analysis: RankAnalysis, graph: Graph, unprofiled_step_tim
 
 
 def _number(device: str) -> int | None:
-    """Return the number of a device by its name; None for a CPU."""
+    """Return the number in a device's name; None for a CPU."""
     return None if device == "cpu" else int(device.partition(":")[2])
 
 
@@ -302,7 +302,7 @@ def _replayed(
 
 
 def profile_of(analysis: RankAnalysis, top: int) -> TrialProfile:
-    """Return the profile that a trial's result keeps beside the breakdown: at most `top` rows in each list."""
+    """Return the profile that a trial's result stores with the breakdown: at most `top` rows in each list."""
     gaps = analysis.gaps.get(analysis.breakdowns[0].device)
     return TrialProfile(
         kernels=analysis.kernels[:top],
@@ -328,7 +328,7 @@ def step_time_cv(capture: Capture) -> float | None:
 
 
 def _device_names(capture: Capture) -> dict[str, str]:
-    """Return the names of the devices that worked, where the trace has them."""
+    """Return the names of the devices with recorded work, if the trace has the names."""
     names = {device.number: device.name for device in capture.trace.devices}
     return {f"cuda:{number}": names[number] for number in capture.device_numbers if names.get(number)}
 
@@ -450,7 +450,7 @@ def _numbered(paths: Sequence[Path], results: Sequence[RankResult], notes: list[
 
 
 def of_rank(result: RankResult, rank: int) -> RankResult:
-    """Return the result with a rank that is known from elsewhere."""
+    """Return a result with its rank replaced by a given one."""
     analysis = result.analysis
     breakdowns = tuple(msgspec.structs.replace(breakdown, rank=rank) for breakdown in analysis.breakdowns)
     timelines = tuple(msgspec.structs.replace(timeline, rank=rank) for timeline in analysis.timelines)

@@ -144,7 +144,7 @@ class Columns:
         )
 
     def _instead(self) -> str:
-        """Describe the events that the file holds instead of torch.profiler's."""
+        """Describe which events the file has instead of torch.profiler's."""
         others = sorted({category for category, group in self._group_of.items() if category and not group})
         if not others and not self.num_events:
             return ""
@@ -158,7 +158,7 @@ class Columns:
     # --- one piece --------------------------------------------------------------------------------
 
     def _timed(self, columns: tuple[npt.NDArray[Any], ...]) -> tuple[npt.NDArray[Any], ...]:
-        """Return the events that have a time, none ending before it starts."""
+        """Return the events that have a time, with none ending before its start."""
         start, end, *_ = columns
         negative = end < start
         if negative.any():
@@ -215,8 +215,8 @@ class Columns:
         return np.fromiter(map(self._names.__getitem__, [event.name for event in events]), np.int32, len(events))
 
     def _shape_ids(self, events: list[Any]) -> npt.NDArray[np.int32]:
-        """Return ids of argument texts: shapes and types as recorded, with the values that determine an operator's
-        work.
+        """Return an id for each event's argument text: shapes and types as recorded, with the values that determine an
+        operator's work.
         """
         if all(event.args.dims is NO_RAW for event in events):
             return np.full(len(events), -1, np.int32)
@@ -321,7 +321,7 @@ class _Interner(dict[Any, int]):
 
 
 class _Groups(dict[str, int]):
-    """Number of the table for an event category: 0 none, 1 host, 2 device, 3 instants."""
+    """Mapping from event categories to the number of a table: 0 none, 1 host, 2 device, 3 instants."""
 
     def __missing__(self, category: str) -> int:
         lowered = category.lower()

@@ -24,11 +24,13 @@ LEAST_STEPS = 4
 MORE = 1.2
 """Minimum number of operations, as a multiple of the median step's, for which a step counts as doing extra work."""
 USUAL = r"^ProfilerStep#|^Optimizer\.|^autograd::|^PyTorch Profiler|^torch/|^<|^nn\.Module: "
-"""Annotations of PyTorch and its profiler, and functions outside the user's code: they do not name extra work."""
+"""Pattern for names that do not identify extra work: annotations of PyTorch and its profiler, and functions outside the
+user's code.
+"""
 
 
 def extra_work(capture: Capture, breakdown: Breakdown, device: int | None) -> ExtraWork | None:
-    """Find work that only some steps do; None if all do the same, or most do it.
+    """Find work that only a few steps do; None if all steps do the same, or if most do the extra work.
 
     Args:
         breakdown: Breakdown of the device.
@@ -70,7 +72,7 @@ def with_extra_work(
 
 
 def _operations(capture: Capture, device: int | None) -> Ints:
-    """Return when the host launched each operation in the steps; on a CPU, when each operator began."""
+    """Return the launch time of each operation in the steps; on a CPU, the start of each operator."""
     trace, launches = capture.trace, capture.launches
     if device is None:
         host = trace.host

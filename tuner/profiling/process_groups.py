@@ -13,7 +13,9 @@ from steptune.tuner.profiling.trace import Trace
 from steptune.tuner.trace_records import ProcessGroup
 
 LEAST_DEVICES = 2
-"""Minimum number of visible devices: a process that sees only one may have been assigned one of several."""
+"""Minimum number of visible devices from which ranks per host are inferred: a process that sees only one may have been
+assigned one of several.
+"""
 
 
 def process_groups(trace: Trace, device_numbers: Sequence[int]) -> tuple[ProcessGroup, ...]:

@@ -13,11 +13,12 @@ from steptune.tuner.records import CollectiveStats, Finding, Replay
 from steptune.tuner.trace_records import RankWait
 
 SKEW_THRESHOLDS = (0.02, 0.05, 0.15)
-"""Minimum shares of the step for the severities of the longest wait for a late rank (chosen by us)."""
+"""Minimum shares of the step, by severity, for the longest wait for a late rank (chosen by us)."""
 MOST_NAMED = 3
 """Maximum number of process groups whose names are listed."""
 ON_TIME = 0.75
-"""Maximum wait, as a share of the median rank's, for a rank to count as late beside the one that waits least."""
+"""Maximum wait, as a share of the median rank's, for a rank to count as late, in addition to the rank that waits least.
+"""
 
 
 def diagnose_ranks(
@@ -27,7 +28,7 @@ def diagnose_ranks(
     straggler: int | None,
     replay: Replay | None = None,
 ) -> list[Finding]:
-    """Return the findings that only several ranks show: they wait for one of them.
+    """Return the findings that only the traces of several ranks show: ranks wait for a late one.
 
     Buckets and bandwidth do not cause such waits: see TraceLens' separation of skew and latency. Waits found
     here are no part of `exposed_communication`, so that no wait counts twice.

@@ -42,7 +42,7 @@ MOST_DECODED_BYTES = 8 << 30
 as text.
 """
 MARGIN = 64
-"""Number of bytes searched beyond what `KINETO_HEAD` matches."""
+"""Number of bytes to search after the match of `KINETO_HEAD`."""
 END = re.compile(rb"\n {0,2}\]")
 _EVENTS = msgspec.json.Decoder(list[Event])
 _EXACT_EVENTS = msgspec.json.Decoder(list[ExactEvent])
@@ -136,7 +136,9 @@ def _ahead(blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _start(blocks: Iterator[bytes]) -> tuple[bytes, int]:
-    """Return the file up to its first events, and the offset at which those begin in Kineto's layout, or 0."""
+    """Return the beginning of a file, up to its first events, and the offset of those events in Kineto's layout; 0 in
+    any other.
+    """
     start, position = b"", 0
     while block := _following(blocks, len(start)):
         start = joined([start, block])
@@ -211,12 +213,14 @@ class _Reader:
         return self._read_end(head, rest)
 
     def _read_end(self, head: bytes, rest: bytes) -> Header:
-        """Read the last event and the text after the events; return the header fields there."""
+        """Read the last event and the text after the events; return the header fields in that text."""
         end = self._read_object(b'{"traceEvents":[' + rest)
         return _merged(self._read_head(head), end) if end is not None else self._recover(head, rest)
 
     def _take_piece(self, text: bytes) -> bool:
-        """Add a chunk of the list of events, repaired if necessary; False if it reaches beyond the list's end."""
+        """Add a chunk of the list of events, repaired if necessary; return False if the chunk reaches beyond the list's
+        end.
+        """
         if self._take(text):
             return True
         if END.search(text):
@@ -229,7 +233,7 @@ class _Reader:
         return True
 
     def _take(self, text: bytes) -> bool:
-        """Add a list of events, decoded as strictly as possible; False if it is not JSON."""
+        """Add a list of events, decoded as strictly as possible; return False if it is not JSON."""
         try:
             self._take_typed(text, _EVENTS, _EXACT_EVENTS)
         except msgspec.ValidationError:

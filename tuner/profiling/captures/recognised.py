@@ -35,7 +35,7 @@ OTHERS = {
     ".pt": ("a checkpoint", "record steps with torch.profiler"),
     ".csv": ("a table", f"of rocprofv3's tables, name the one that ends in {KERNELS_CSV}"),
 }
-"""Description of unsupported file types, and what to do with them, by suffix."""
+"""Unsupported file types by suffix: a description of each, and the remedy."""
 
 
 def translator(path: Path) -> Callable[[Path], Trace] | None:

@@ -164,7 +164,7 @@ def _beside(launched: Ints, start: Ints, end: Ints, low: int) -> Ints:
 
 
 def _silent(capture: Capture, threads: list[int], start: Ints, end: Ints) -> Floats:
-    """Return the part of each stretch outside the optimizer's step, whose host work is no stall."""
+    """Return the part of each stretch outside optimizer steps, because host work in an optimizer step is no stall."""
     parts = [joined((capture.regions.optimizer,), thread) for thread in threads]
     busy = union(np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts]))
     low, high, whole, _ = pieces(start, end, busy)
@@ -214,7 +214,9 @@ def _batches(capture: Capture, threads: list[int], start: Ints, end: Ints, span:
 
 
 def _paced(capture: Capture, kind: Ints, length: Floats) -> tuple[float, Floats]:
-    """Return the time between two batches if workers set the pace, and node lengths without the waits for them."""
+    """Return the time between two batches if loader workers set the pace, and the node lengths without the waits for
+    batches.
+    """
     batches = np.flatnonzero(kind == BATCH)
     workers = capture.trace.names_matching(r"_MultiProcess")[capture.trace.host.name[capture.regions.loader.rows]]
     if len(batches) < FEW_NODES or not workers.any():

@@ -24,7 +24,7 @@ LEAST_STEPS, MOST_STEPS, MOST_LAUNCHES = 2, 10, 10_000
 suffice.
 """
 MOST_OVERHEAD = 0.85
-"""Maximum share of a stretch of host time that recording its events can have taken."""
+"""Maximum share of a stretch of host time that may count as the cost of recording its events."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,9 @@ def _num_replayed(capture: Capture) -> int:
 
 
 def without_profiler(chain: Chain, cost_ns: float) -> Chain:
-    """Return the chain without the profiler's cost of every recorded event, at most `MOST_OVERHEAD` of any stretch."""
+    """Return the chain without the profiler's cost of recording events, of which at most `MOST_OVERHEAD` of a stretch
+    is removed.
+    """
 
     def less(time: Floats, events: Floats) -> Floats:
         return np.asarray(np.maximum(time - cost_ns * events, (1 - MOST_OVERHEAD) * time))

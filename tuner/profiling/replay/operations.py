@@ -19,8 +19,7 @@ from steptune.tuner.profiling.replay.chain import LAUNCH, SYNC, Chain, Floats, t
 from steptune.tuner.profiling.trace import Kind
 
 BLOCKING_COPY_NS = 20_000
-"""Minimum duration of a copying call that lasts until its copy has ended for it to count as a wait: the memory is
-pageable.
+"""Minimum duration for a copying call that lasts until the end of its copy to count as a wait: the memory is pageable.
 """
 FULL_QUEUE = 0.8
 """Minimum fill of the queue at which a launch that takes longer than usual counts as waiting for a free place: either
@@ -35,8 +34,8 @@ QUEUE_DEPTH = 1024
 OWN_WAIT_NS = 10_000
 """Time after the launch of a collective within which waits between streams are caused by the communication library."""
 INFERRED_NS, INFERRED_END_NS = 10_000, 8_000
-"""Minimum unexplained delay of an operation, and maximum time since the end of another stream's operation, for which it
-counts as waiting for that one.
+"""Minimum unexplained delay of an operation, and maximum time since another stream's operation ended, for the former to
+count as waiting for the latter.
 """
 LATENCY_NS, BETWEEN_NS, RETURN_NS, OWN_NS = 6_000.0, 1_000.0, 5_000.0, 2_000.0
 """Default latencies if a trace shows none: launch to start, between queued operations, return from a wait, and the
@@ -246,7 +245,7 @@ def _infer(depends: dict[int, tuple[int, ...]], late: Ints, node: Ints, start: I
 
 
 def _known(capture: Capture, rows: Ints) -> float:
-    """Return the share of all operations' time that the chain launches, or launched before it begins."""
+    """Return the share of all operations' time with a known launch: in the chain, or before the chain begins."""
     work, (low, high) = capture.trace.work, capture.steps.span
     real = (work.kind != Kind.SYNC) & (work.end > low) & (work.start < high)
     unknown = real & (capture.launches.row < 0)

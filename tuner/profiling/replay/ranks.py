@@ -85,7 +85,7 @@ def meet(graphs: Sequence[Graph]) -> Ranks:
 
 
 def _groups(graphs: Sequence[Graph]) -> Ints:
-    """Return the first rank of those that each rank meets in each collective.
+    """Return, for each collective and rank, the first rank of the group that meets there.
 
     Raises:
         UnlikeRanksError: Ranks of one group call its collectives at different positions in their programs.
@@ -102,7 +102,7 @@ def _groups(graphs: Sequence[Graph]) -> Ints:
 
 
 def _by_group(least_or_most: np.ufunc, values: Floats, group: Ints) -> Floats:
-    """Return the least or the largest value of the ranks that meet, for each of them."""
+    """Return, for each rank, the least or the largest value among the ranks that it meets."""
     rows = np.broadcast_to(np.arange(len(values))[:, None], values.shape)
     found = values.copy()
     least_or_most.at(found, (rows, group), values)
@@ -110,8 +110,8 @@ def _by_group(least_or_most: np.ufunc, values: Floats, group: Ints) -> Floats:
 
 
 def _offsets(end: Floats, group: Ints) -> Floats:
-    """Return the clock offset of each rank to the first, from collectives that end on both at once: those of its own
-    groups first, then those with ranks whose offset is known. A rank that no group connects uses all of its
+    """Return the clock offset of each rank to the first, from collectives that end on both at the same time: those of
+    its own groups first, then those with ranks whose offset is known. A rank that no group connects uses all of its
     collectives.
     """
     offsets = np.median(end[:, :1] - end, axis=0)

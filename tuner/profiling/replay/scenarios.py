@@ -17,7 +17,7 @@ from steptune.tuner.profiling.stalls import LEAST_NS, MOST_NS, PACES
 
 Floats = npt.NDArray[np.float64]
 SYNC_CALL_NS = 2_000.0
-"""Maximum time in which a synchronising call with nothing to wait for returns, in nanoseconds."""
+"""Maximum duration, in nanoseconds, of a synchronising call that has nothing to wait for."""
 GRAPH_AFTER_NS = 400.0
 """Gap between operations of a CUDA graph, in nanoseconds: medians of 260 and 420 ns in two captures of an H200, against
 1000 and 1120 ns between launched operations in the queue.

@@ -10,8 +10,7 @@ from steptune.tuner.profiling.replay.graph import Graph
 
 PASSES = 4
 SAME_NS = 0.5
-"""Maximum change of a stream's lead over the host between two passes, in nanoseconds, for the passes to count as alike.
-"""
+"""Maximum change, in nanoseconds, of a stream's lead over the host between two passes that count as alike."""
 PREFETCHED = 2
 """Maximum number of batches that workers make ahead of the host."""
 Meeting = Generator[tuple[int, float], float, float]

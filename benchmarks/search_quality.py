@@ -5,7 +5,7 @@
         --methods model --starts 30 --out benchmarks/results/search_stops.jsonl
     python benchmarks/search_quality.py table
     python benchmarks/search_quality.py run --half report --first 4 --per-family 4 --seeds 0 2 \
-        --methods model --starts 30 --out benchmarks/results/search_unseen.jsonl
+        --methods model "additive GP" --starts 30 --out benchmarks/results/search_unseen.jsonl
     python benchmarks/search_quality.py table --rows benchmarks/results/search_unseen.jsonl \
         --stops benchmarks/results/search_unseen.jsonl --out benchmarks/results/search_unseen
 

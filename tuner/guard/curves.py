@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from steptune.tuner.guard.averages import Average
+from steptune.tuner.guard.between import Moves
 from steptune.tuner.guard.gradients import REPETITIONS
 from steptune.tuner.guard.mask_rates import ModuleMasks
 from steptune.tuner.guard.update_replay import RELATIVE, UpdateRule
@@ -106,6 +107,8 @@ class GuardReference(Record):
     further_rules: tuple[UpdateRule, ...] = ()
     """Update rules of the other optimizers that step in a step defined by the workload."""
     why_no_rule: str = ""
+    moves: Moves | None = None
+    """Parameters that a step defined by the workload changes between updates; None for other steps."""
     own_roundoff: float = 0.0
     """Unit roundoff of the reference's own arithmetic; 0 in references of versions that did not record it."""
     eager: bool = False

@@ -16,6 +16,7 @@ import msgspec
 import torch
 
 from steptune.tuner.errors import RunnerError
+from steptune.tuner.guard.between import moves_of, worst_between
 from steptune.tuner.guard.curves import (
     Curve,
     GuardReference,
@@ -31,7 +32,7 @@ from steptune.tuner.guard.update_replay import LIMIT, RuleGroup, SeenStep, Updat
 from steptune.tuner.records import GuardCheck, GuardVerdict
 from steptune.tuner.scripts.guard_files import JudgeRequest
 from steptune.tuner.scripts.own_process import answer
-from steptune.tuner.scripts.seen_weights import changes_between, distances_from
+from steptune.tuner.scripts.seen_weights import distances_from, weights_around
 from steptune.tuner.training.flat_parameters import ELEMENT_WISE
 from steptune.tuner.trials.guard import devices_of, gated, told_deviation, told_score
 
@@ -168,17 +169,12 @@ class _Judgement:
         """Check that only updates change weights, where that holds with today's settings; say whether it does."""
         number = self._request.num_steps
         known = [self._reference, self._repeated, *(run for runs in self._disturbed.values() for run in runs)]
-        found = changes_between([run["steps"][:number] for run in known], self._candidate["steps"][:number])
-        if not found.is_compared:
+        moves = moves_of(weights_around(run["steps"][:number]) for run in known)
+        found = worst_between(weights_around(self._candidate["steps"][:number]), moves)
+        if moves.ever and not found.name:
             self._notes.append("weights between updates: the loop changes them itself")
             return False
-        detail = (
-            f"{found.name} changes by {found.score:.2g} last digits between its updates of steps {found.step} and "
-            f"{found.step + 1}; today's settings leave it alone there"
-            if found.name
-            else ""
-        )
-        self._checks.append(gated("weights between updates", "update", found.score, LIMIT, detail, True))
+        self._checks.append(gated("weights between updates", "update", found.score, LIMIT, found.detail, True))
         return True
 
     @property

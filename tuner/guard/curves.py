@@ -397,6 +397,7 @@ def compared(checks: Sequence[GuardCheck], curve: Curve, unit_roundoff: float) -
         "output": f"modules' outputs within the rounding of {arithmetic}, each from the inputs that it had",
         "state": "statistics and other untrained state the same way",
         "average": "averages of weights by their recurrence",
+        "calls": "rates of dropout, bounds of clipping and steps of schedulers",
         "pointwise": f"losses and their gradients' norm in {steps} steps",
         "masks": f"masks by how they scatter gradients and by their mean in {len(curve.curve_losses)} steps",
         "mask rate": "masks by rate and scale, module by module",

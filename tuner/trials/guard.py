@@ -46,7 +46,7 @@ from steptune.tuner.guard.curves import Curve, GuardReference, Tolerance, compar
 from steptune.tuner.guard.gradients import KINDS, Score, limits_of, scores, worst_of
 from steptune.tuner.guard.mask_rates import ModuleMasks, worst_module
 from steptune.tuner.guard.masks import Scatter, excess_of, excess_of_draws, shift_of_draws
-from steptune.tuner.guard.outputs import worst_output
+from steptune.tuner.guard.outputs import ModuleOutput, worst_output
 from steptune.tuner.guard.update_replay import LIMIT, Deviation, UpdateRule, worst_deviation
 from steptune.tuner.hardware import device_memory_bytes
 from steptune.tuner.records import Choice, GuardCheck, GuardVerdict, Scalar, TrialSpec
@@ -183,11 +183,16 @@ def check_outputs(watch: OutputWatch, device: torch.device) -> list[GuardCheck]:
     found = worst_output(output for output in watch.outputs.values() if output is not None)
     if found is None:
         return []
+    return [output_check(found, gates=device.type in OUTPUT_DEVICES)]
+
+
+def output_check(found: ModuleOutput, *, gates: bool) -> GuardCheck:
+    """Return the check of the output that deviates most."""
     detail = (
         f"the output of {found.name} differs from that of FP32 from the same inputs by {found.difference:.2g} unit "
         f"roundoffs, its size by {found.size:+.2g}"
     )
-    return [gated("outputs of modules", "output", found.ratio, 1.0, detail, device.type in OUTPUT_DEVICES)]
+    return gated("outputs of modules", "output", found.ratio, 1.0, detail, gates)
 
 
 def check_averages(averages: Sequence[Average], watch: GradientWatch, device: torch.device) -> list[GuardCheck]:

@@ -92,7 +92,7 @@ def test_runs_of_the_reference_go_on_from_a_copy_at_the_same_time(
         trials.run()
         trials.reference(FP32_ROUNDOFF)
         verdict = trials.run(**FUSED).guard
-        made = {path.name.partition("-")[0] for path in (tmp_path / "study" / "reference").iterdir()}
+        made = {path.name.partition("-")[0] for path in (tmp_path / "study" / "guarded").iterdir()}
 
     assert most == [2]
     assert made == {"today", "repeated", "disturbed"}

@@ -15,7 +15,7 @@ import torch
 from script_runs import SCRIPTS, VARIABLES, ScriptFolder, Trials, interpreter
 
 from steptune.tuner.records import Choice, FailureKind
-from steptune.tuner.scripts.agent import guard_watch
+from steptune.tuner.scripts.agent import calls, guard_watch
 from steptune.tuner.strategies.api import BF16_ROUNDOFF, FP32_ROUNDOFF
 
 FUSED: dict[str, Choice] = {"optimizer_implementation": {"implementation": "fused"}}
@@ -245,7 +245,7 @@ class Holding(torch.nn.Module):
     ids=["called", "held", "held at 0", "torch's at 0"],
 )
 def test_dropout_is_found_in_a_models_parts_and_in_its_code(module: torch.nn.Module, expected: bool) -> None:
-    assert guard_watch.may_drop(torch.nn.Sequential(module)) is expected
+    assert calls.may_drop(torch.nn.Sequential(module)) is expected
 
 
 def test_the_baseline_trains_what_the_script_trains_alone(folder: ScriptFolder, tmp_path: Path) -> None:

@@ -34,7 +34,16 @@ class Devices(TorchDispatchMode):
 
 @pytest.fixture
 def watch(tmp_path: Path, unit: float) -> Iterator[GuardWatch]:
-    settings = {"reference": None, "seed": 0, "steps": 1, "audits": 0, "disturb": unit, "noise": 0}
+    settings = {
+        "reference": None,
+        "seed": 0,
+        "steps": 1,
+        "audits": 0,
+        "wide": 0,
+        "outputs": False,
+        "disturb": unit,
+        "noise": 0,
+    }
     watch = GuardWatch(settings, tmp_path / "seen", (0,))
     yield watch
     watch.give_back()

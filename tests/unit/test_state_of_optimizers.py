@@ -38,7 +38,16 @@ def test_a_guarded_loop_restarts_with_the_state_that_it_began_with(tmp_path: Pat
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 2)
     optimizer = EagerAdagrad(model.parameters())
-    settings = {"reference": None, "seed": 0, "steps": 1, "audits": 2, "disturb": 0.0, "noise": 0}
+    settings = {
+        "reference": None,
+        "seed": 0,
+        "steps": 1,
+        "audits": 2,
+        "wide": 0,
+        "outputs": False,
+        "disturb": 0.0,
+        "noise": 0,
+    }
     guard = GuardWatch(settings, tmp_path / "seen", (0,))
     guard.made_optimizer(optimizer, 0)
     batch, weights = torch.ones(4, 3), []

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from steptune.tuner.guard.averages import Average
+from steptune.tuner.guard.between import Moves
 from steptune.tuner.guard.gradients import REPETITIONS
 from steptune.tuner.guard.mask_rates import ModuleMasks
 from steptune.tuner.guard.update_replay import RELATIVE, UpdateRule
@@ -107,6 +108,8 @@ class GuardReference(Record):
     further_rules: tuple[UpdateRule, ...] = ()
     """Update rules of the other optimizers, if the workload defines a step in which several optimizers step."""
     why_no_rule: str = ""
+    moves: Moves | None = None
+    """Parameters that a step defined by the workload changes between updates; None for other steps."""
     own_roundoff: float = 0.0
     """Unit roundoff of the reference's own arithmetic; 0 in references of versions that did not record it."""
     eager: bool = False
@@ -396,6 +399,7 @@ def compared(checks: Sequence[GuardCheck], curve: Curve, unit_roundoff: float) -
         "output": f"modules' outputs within the rounding of {arithmetic}, each from its own inputs",
         "state": "statistics and other untrained state within the same rounding",
         "average": "averages of weights against their recurrence",
+        "calls": "rates of dropout, bounds of clipping and steps of schedulers",
         "pointwise": f"losses and their gradients' norm in {steps} steps",
         "masks": f"masks by their scatter of gradients and by the mean gradient in {len(curve.curve_losses)} steps",
         "mask rate": "masks by rate and scale, module by module",

@@ -19,7 +19,7 @@ class GuardCheck(Record):
     name: str
     kind: str
     """Kind of check: "pointwise", "update", "gradient", "twin", "output", "state", "average", "masks", "mask rate",
-    "curve" or "loader"."""
+    "calls", "curve" or "loader"."""
     passed: bool
     observed: float
     tolerance: float

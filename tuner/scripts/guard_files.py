@@ -10,8 +10,10 @@ from steptune.tuner.records import GuardVerdict
 from steptune.tuner.records.base import Record
 from steptune.tuner.scripts.own_process import OwnProcess
 
-NUM_STEPS, NUM_AUDITS = 3, 2
-"""Number of guarded steps in sequence, and of those that each begin from the reference's weights."""
+NUM_STEPS, NUM_AUDITS, NUM_WIDE = 3, 2, 2
+"""Number of guarded steps in sequence, of those that each begin from the reference's weights, and of those that do so
+in FP32, where a precision changes.
+"""
 SEEN = "guard-0.pt"
 """Name of the file with the first rank's guarded steps."""
 
@@ -27,6 +29,7 @@ class JudgeRequest(Record):
         unit_roundoff: Unit roundoff of the candidate's arithmetic.
         own_roundoff: Unit roundoff of today's arithmetic.
         device: "cpu" or "cuda".
+        is_compiled: Whether the candidate compiles, so that not all of its calls are seen.
     """
 
     reference: str
@@ -36,6 +39,7 @@ class JudgeRequest(Record):
     unit_roundoff: float
     own_roundoff: float
     device: str
+    is_compiled: bool = False
     num_steps: int = NUM_STEPS
     num_audits: int = NUM_AUDITS
 
@@ -59,7 +63,7 @@ class ReferenceRuns:
     """Runs that candidates are compared with, kept in a study's directory."""
 
     def __init__(self, directory: Path) -> None:
-        self.folder = directory / "reference"
+        self.folder = directory / "guarded"  # `reference` in versions that saw less of a step
 
     @property
     def reference(self) -> Path:
@@ -78,7 +82,9 @@ class ReferenceRuns:
     def disturbed(self, unit_roundoff: float, number: int) -> Path:
         return self.folder / f"disturbed-{unit_roundoff.hex()}-{number}"
 
-    def request(self, candidate: Path, unit_roundoff: float, own_roundoff: float, device: str) -> JudgeRequest:
+    def request(
+        self, candidate: Path, unit_roundoff: float, own_roundoff: float, device: str, *, is_compiled: bool
+    ) -> JudgeRequest:
         """Return the request to judge a candidate's file."""
         disturbed: dict[str, tuple[str, ...]] = {}
         for path in sorted(self.folder.glob("disturbed-*")):
@@ -92,4 +98,5 @@ class ReferenceRuns:
             unit_roundoff=unit_roundoff,
             own_roundoff=own_roundoff,
             device=device,
+            is_compiled=is_compiled,
         )

@@ -16,6 +16,7 @@ import msgspec
 import torch
 
 from steptune.tuner.errors import RunnerError
+from steptune.tuner.guard.between import moves_of, worst_between
 from steptune.tuner.guard.curves import (
     Curve,
     GuardReference,
@@ -31,9 +32,18 @@ from steptune.tuner.guard.update_replay import LIMIT, RuleGroup, SeenStep, Updat
 from steptune.tuner.records import GuardCheck, GuardVerdict
 from steptune.tuner.scripts.guard_files import JudgeRequest
 from steptune.tuner.scripts.own_process import answer
-from steptune.tuner.scripts.seen_weights import changes_between, distances_from
+from steptune.tuner.scripts.seen_averages import check_averages
+from steptune.tuner.scripts.seen_calls import calls_of, differing_call
+from steptune.tuner.scripts.seen_outputs import check_outputs
+from steptune.tuner.scripts.seen_weights import distances_from, weights_around
 from steptune.tuner.training.flat_parameters import ELEMENT_WISE
-from steptune.tuner.trials.guard import devices_of, gated, told_deviation, told_score
+from steptune.tuner.trials.disturbance import FP32_ROUNDOFF
+from steptune.tuner.trials.guard import (
+    devices_of,
+    gated,
+    told_deviation,
+    told_score,
+)
 
 Seen = dict[str, Any]
 """Content of the file in which `agent/guard_watch.py` saved one run."""
@@ -107,8 +117,14 @@ class _Judgement:
         else:
             self._notes.append(f"losses and gradients: {repetition.detail.partition(': ')[2]}")
         self._check_updates()
+        self._check_calls()
+        self._checks += check_averages(
+            self._reference, self._repeated, self._candidate, self._request.num_steps, self._request.device
+        )
+        self._checks += check_outputs(self._reference["outputs"], self._candidate["outputs"], self._request.device)
         if repetition is None:
-            self._check_tensors("gradients", "gradient", _gradients, KINDS)
+            has_twin = self._check_in_fp32()
+            self._check_tensors("gradients", "gradient", _gradients, KINDS, has_twin=has_twin)
             self._check_tensors("untrained state", "state", lambda step: step["buffers"], ("residual",))
         if not any(step["updates"] for step in self._reference["steps"]):
             self._notes.append("gradients and updates: the loop uses no torch optimizer")
@@ -169,17 +185,12 @@ class _Judgement:
         """Check that only updates change weights, where that holds with today's settings; say whether it does."""
         number = self._request.num_steps
         known = [self._reference, self._repeated, *(run for runs in self._disturbed.values() for run in runs)]
-        found = changes_between([run["steps"][:number] for run in known], self._candidate["steps"][:number])
-        if not found.is_compared:
+        moves = moves_of(weights_around(run["steps"][:number]) for run in known)
+        found = worst_between(weights_around(self._candidate["steps"][:number]), moves)
+        if moves.ever and not found.name:
             self._notes.append("weights between updates: the loop changes them itself")
             return False
-        detail = (
-            f"{found.name} changes by {found.score:.2g} units in the last place between its updates in steps "
-            f"{found.step} and {found.step + 1}; with today's settings it does not change there"
-            if found.name
-            else ""
-        )
-        self._checks.append(gated("weights between updates", "update", found.score, LIMIT, detail, True))
+        self._checks.append(gated("weights between updates", "update", found.score, LIMIT, found.detail, True))
         return True
 
     @property
@@ -187,7 +198,45 @@ class _Judgement:
         """Say whether only right updates can have moved the candidate's weights away from the reference's."""
         return self._are_updates_shown and all(check.passed for check in self._checks if check.kind == "update")
 
-    def _check_tensors(self, name: str, kind: str, of_step: Any, kinds: Sequence[str]) -> None:
+    def _check_calls(self) -> None:
+        """Check that a step calls dropout, clipping and schedulers as today's settings do, where these repeat it."""
+        wanted, found = self._reference["steps"], self._candidate["steps"]
+        is_compiled = self._request.is_compiled
+        if not any(calls_of(step, is_compiled=is_compiled) for step in (*wanted, *found)):
+            return
+        if differing_call(wanted, self._repeated["steps"], is_compiled=is_compiled):
+            self._notes.append("calls of dropout, clipping and schedulers: two runs of today's settings differ")
+            return
+        detail = differing_call(wanted, found, is_compiled=is_compiled)
+        observed = math.inf if detail else 0.0
+        self._checks.append(gated("calls", "calls", observed, 1.0, detail, True))
+
+    def _check_in_fp32(self) -> bool:
+        """Compare gradients of the steps in FP32; say whether they were."""
+        wanted, found = ([_gradients(step) for step in run["wide"]] for run in (self._reference, self._candidate))
+        disturbed = [run for runs in self._disturbed.values() for run in runs if run["wide"]]
+        if not found or not wanted or not disturbed:
+            if self._unit > FP32_ROUNDOFF:
+                self._notes.append("gradients not compared in FP32: on a CPU, and in scripts without autocast only")
+            return False
+        if any(run["wide_has_16_bits"] for run in disturbed):
+            self._notes.append("gradients not compared in FP32: the script computes in 16 bits without autocast")
+            return False
+        if _shape(self._reference["wide"]) != _shape(self._candidate["wide"]):
+            self._checks.append(_failed("gradients in FP32", "the steps in FP32 make other updates", kind="twin"))
+            return True
+        exact = range(len(wanted))
+        runs = [[_gradients(step) for step in run["wide"]] for run in disturbed]
+        again = [_gradients(step) for step in self._repeated["wide"]]
+        noise = measure_noise(wanted, runs, again, unit_roundoff=FP32_ROUNDOFF, exact=exact)
+        score = worst_of(scores(wanted, noise, found, limits=limits_of(FP32_ROUNDOFF), exact=exact), KINDS)
+        name = "gradients in FP32"
+        self._checks.append(gated(name, "twin", score.ratio, 1.0, told_score(score, name), True))
+        return True
+
+    def _check_tensors(
+        self, name: str, kind: str, of_step: Any, kinds: Sequence[str], *, has_twin: bool = False
+    ) -> None:
         wanted = [of_step(step) for step in self._reference["steps"]]
         if not any(wanted):
             return
@@ -202,7 +251,7 @@ class _Judgement:
             noise = at_distance(noise, far, exact)
         found = [of_step(step) for step in self._candidate["steps"]]
         limits = limits_of(self._unit)
-        seen = scores(wanted, noise, found, limits=limits, exact=exact, may_turn=kind == "gradient")
+        seen = scores(wanted, noise, found, limits=limits, exact=exact, has_twin=has_twin, may_turn=kind == "gradient")
         score = worst_of(seen, kinds)
         gates = self._request.device in devices_of(kind, score, self._unit)
         self._checks.append(gated(name, kind, score.ratio, 1.0, told_score(score, name), gates))

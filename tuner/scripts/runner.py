@@ -45,15 +45,17 @@ from steptune.tuner.records import (
 )
 from steptune.tuner.scripts.copies import CopyError, FrozenCopy
 from steptune.tuner.scripts.failures import failure_of
-from steptune.tuner.scripts.guard_files import NUM_AUDITS, NUM_STEPS, SEEN, Judge, ReferenceRuns
+from steptune.tuner.scripts.guard_files import NUM_AUDITS, NUM_STEPS, NUM_WIDE, SEEN, Judge, ReferenceRuns
 from steptune.tuner.scripts.launch import Ended, details_of_traces, ran_script
 from steptune.tuner.scripts.load_watch import LoadWatch
 from steptune.tuner.scripts.look import Look, same_for_all
 from steptune.tuner.scripts.machine import described
 from steptune.tuner.strategies import STRATEGIES, Strategy
 from steptune.tuner.strategies.api import Outside, Settings, Way
+from steptune.tuner.strategies.compile.choice import CompileSetting
 from steptune.tuner.strategies.data_loading.choice import DataLoadingSetting
 from steptune.tuner.strategies.in_scripts import outside_of
+from steptune.tuner.trials.disturbance import FP32_ROUNDOFF
 from steptune.tuner.trials.study_files import StudyFiles
 
 FORK_LOOKS, FORK_MORE_S = 2.0, 30.0
@@ -124,6 +126,7 @@ class ScriptRunner:
         self._runs = ReferenceRuns(directory)
         self._judge = Judge()
         self._own_roundoff = 0.0
+        self._is_in_fp32 = look.record.device == "cpu" and not look.script.autocast  # which it may need
         self._peak_bytes = 0
         """Largest peak memory of a successful trial of today's settings, in bytes."""
         self._fastest_ns: dict[bool, float] = {}
@@ -157,6 +160,7 @@ class ScriptRunner:
 
     def make_reference(self, request: Any, longest_s: float | None = None) -> None:
         self._own_roundoff = request.own_roundoff
+        self._is_in_fp32 = self._is_in_fp32 and max(0.0, *request.unit_roundoffs) > FP32_ROUNDOFF
         self._judge.start()  # it loads torch while nothing is timed
         units = sorted({request.own_roundoff, *request.unit_roundoffs} - {0.0})
         began, variables = time.monotonic(), request.environment_variables
@@ -206,7 +210,7 @@ class ScriptRunner:
                 self._check()
 
         def run(folder: Path, unit: float) -> None:
-            guard = self._guard(reference, disturb=unit, noise=noises[folder])
+            guard = self._guard(reference, disturb=unit, noise=noises[folder], in_fp32=self._is_in_fp32)
             trial = {**self._trial({}, guard, None), "only_guard": True}
             log = self._files.logs / f"{folder.name}.log"
             with (
@@ -236,7 +240,7 @@ class ScriptRunner:
     ) -> None:
         """Run today's settings through the guarded steps, and keep the files in the folder."""
         reference = None if folder == self._runs.reference else str(self._runs.reference)
-        guard = self._guard(reference, disturb=unit, noise=number)
+        guard = self._guard(reference, disturb=unit, noise=number, in_fp32=self._is_in_fp32)
         trial = {**self._trial({}, guard, None), "only_guard": True}
         log = self._files.logs / f"{folder.name}.log"
         way = Start(command=self._look.command, variables=variables, anew=bool(variables))
@@ -256,10 +260,25 @@ class ScriptRunner:
         out_of_memory = why.kind is FailureKind.OUT_OF_MEMORY
         raise BaselineError(f"the guard's reference failed: {why.message}", out_of_memory=out_of_memory)
 
-    def _guard(self, reference: str | None, *, disturb: float = 0.0, noise: int = 0) -> dict[str, Any]:
+    def _guard(
+        self,
+        reference: str | None,
+        *,
+        disturb: float = 0.0,
+        noise: int = 0,
+        in_fp32: bool,
+        outputs: bool = False,
+    ) -> dict[str, Any]:
+        """
+        Args:
+            in_fp32: Whether steps in FP32 follow.
+            outputs: Whether modules' outputs in 16 bits are compared with FP32.
+        """
         return {
             "steps": NUM_STEPS,
             "audits": NUM_AUDITS,
+            "wide": NUM_WIDE if in_fp32 else 0,
+            "outputs": outputs,
             "seed": self._seed,
             "disturb": disturb,
             "noise": noise,
@@ -298,9 +317,14 @@ class ScriptRunner:
         has_reference = (self._runs.reference / SEEN).exists()
         guard = None
         if spec.guard and self._runs.is_made:
-            guard = self._guard(str(self._runs.reference))
+            is_low = max(spec.unit_roundoff, self._own_roundoff) > FP32_ROUNDOFF
+            guard = self._guard(
+                str(self._runs.reference),
+                in_fp32=is_low and self._is_in_fp32,
+                outputs=is_low and not changes.get("compile"),
+            )
         elif spec.candidate.is_baseline and not has_reference and (not anew or purpose is Purpose.BASELINE):
-            guard = self._guard(None)  # one run less: candidates begin with the same steps
+            guard = self._guard(None, in_fp32=self._is_in_fp32)  # one run less: candidates begin with the same steps
         measure = _measure(spec, settings)
         if spec.candidate.is_baseline and not anew:
             measure["profile"] = False  # the look has recorded its steps
@@ -470,7 +494,9 @@ class ScriptRunner:
         if not candidate.exists():
             raise RunnerError(f"trial {spec.trial_id} was measured without its guarded steps")
         own, device = self._own_roundoff, self._look.record.device
-        return self._judge.verdict(self._runs.request(candidate, spec.unit_roundoff, own, device))
+        compiles = bool(spec.choices.get(CompileSetting.strategy, {}).get("mode"))
+        request = self._runs.request(candidate, spec.unit_roundoff, own, device, is_compiled=compiles)
+        return self._judge.verdict(request)
 
     def _windows(self, seen: Mapping[str, Any], settings: MeasureSettings, load: LoadWatch) -> tuple[Window, ...]:
         batch = self._look.facts.global_batch

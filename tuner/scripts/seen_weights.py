@@ -1,37 +1,16 @@
-"""Weights in a script's guarded steps: their distance from the reference's, and changes to them between updates.
-
-Each update is replayed from the weights before it, so that a change behind an update, like weights that are cut off or
-averaged, is no part of any.
-"""
+"""Weights in a script's guarded steps: their distance from the reference's, and those around each update."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from steptune.tuner.guard.between import Updates
 from steptune.tuner.guard.gradients import distances, measure_distances
 
 Seen = dict[str, Any]
-_ROUNDING = 2.0**-23
-
-
-@dataclass(frozen=True, kw_only=True)
-class Between:
-    """Change of weights between two updates that does not occur in the reference.
-
-    Attributes:
-        score: Norm of the change, in units of the weights' last digit.
-        is_compared: Whether it is compared; False where the reference's loop changes weights as well.
-    """
-
-    score: float = 0.0
-    name: str = ""
-    step: int = 0
-    is_compared: bool = True
 
 
 def weights_after(steps: Sequence[Seen]) -> list[dict[str, torch.Tensor]]:
@@ -53,33 +32,11 @@ def distances_from(
     return distances(wanted, noise, weights_after(found))
 
 
-def changes_between(known: Sequence[Sequence[Seen]], found: Sequence[Seen]) -> Between:
-    """Return the largest change between updates of a tensor that no run of today's settings changes there.
-
-    Args:
-        known: Steps of the reference, of its repetition, and of its disturbed runs: what a loop cuts off at a bound
-            may stay below it at one step of one run.
-    """
-    changed = {name for steps in known for _, name, *_ in _changes(steps)}
-    worst = Between()
-    for place, name, change, weights in _changes(found):
-        if name in changed:
-            continue
-        norm = _ROUNDING * float(weights.norm())
-        score = float(change.norm()) / norm if norm else math.inf
-        if not score <= worst.score:
-            worst = Between(score=score if math.isfinite(score) else math.inf, name=name, step=place)
-    return worst if worst.name or not changed else Between(is_compared=False)
-
-
-def _changes(steps: Sequence[Seen]) -> Iterator[tuple[int, str, torch.Tensor, torch.Tensor]]:
-    """Yield tensors changed between an optimizer's update and its next: first update, name, change, weights."""
-    last: dict[int, Seen] = {}
-    for place, step in enumerate(steps, start=1):
+def weights_around(steps: Sequence[Seen]) -> Updates:
+    """Return the weights before and after each update, by optimizer."""
+    found: dict[str, list[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]]] = {}
+    for step in steps:
         for update in step["updates"]:
-            before = last.get(update["number"], {"after": {}})
-            for name, weights in before["after"].items():
-                now = update["before"].get(name)
-                if now is not None and not torch.equal(now, weights):
-                    yield place - 1, f"{name} of {update['kind']} {update['number']}", now - weights, weights
-            last[update["number"]] = update
+            around = update["before"], update["after"]
+            found.setdefault(f"{update['kind']} {update['number']}", []).append(around)
+    return found

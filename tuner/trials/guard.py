@@ -41,11 +41,12 @@ import msgspec
 from steptune.tuner.errors import SteptuneError
 from steptune.tuner.guard.averages import LIMIT as AVERAGE_LIMIT
 from steptune.tuner.guard.averages import Average, worst_average
+from steptune.tuner.guard.between import Moves, worst_between
 from steptune.tuner.guard.curves import Curve, GuardReference, Tolerance, compare, compared, deviations, widest
 from steptune.tuner.guard.gradients import KINDS, Score, limits_of, scores, worst_of
 from steptune.tuner.guard.mask_rates import ModuleMasks, worst_module
 from steptune.tuner.guard.masks import Scatter, excess_of, excess_of_draws, shift_of_draws
-from steptune.tuner.guard.outputs import worst_output
+from steptune.tuner.guard.outputs import ModuleOutput, worst_output
 from steptune.tuner.guard.update_replay import LIMIT, Deviation, UpdateRule, worst_deviation
 from steptune.tuner.hardware import device_memory_bytes
 from steptune.tuner.records import Choice, GuardCheck, GuardVerdict, Scalar, TrialSpec
@@ -104,6 +105,17 @@ def check_update(rules: Sequence[UpdateRule], watch: UpdateWatch, job: TrainingJ
     detail = told_deviation(found) if found.name else ""
     devices = OWN_UPDATE_DEVICES if job.workload.has_custom_step else UPDATE_DEVICES
     return gated("replayed update", "update", found.score, LIMIT, detail, job.device.type in devices)
+
+
+def check_between(moves: Moves, watch: UpdateWatch, device: torch.device) -> list[GuardCheck]:
+    """Check that parameters change between updates where they do so with today's settings, and nowhere else; return no
+    check where those change them and nothing differs, since what they do is not compared.
+    """
+    found = worst_between(watch.around, moves)
+    if moves.ever and not found.name:
+        return []
+    gates = device.type in OWN_UPDATE_DEVICES
+    return [gated("weights between updates", "update", found.score, LIMIT, found.detail, gates)]
 
 
 def check_gradients(
@@ -171,11 +183,16 @@ def check_outputs(watch: OutputWatch, device: torch.device) -> list[GuardCheck]:
     found = worst_output(output for output in watch.outputs.values() if output is not None)
     if found is None:
         return []
+    return [output_check(found, gates=device.type in OUTPUT_DEVICES)]
+
+
+def output_check(found: ModuleOutput, *, gates: bool) -> GuardCheck:
+    """Return the check of the output that deviates most."""
     detail = (
         f"the output of {found.name} differs from the FP32 output for the same inputs by {found.difference:.2g} "
         f"unit roundoffs, and its size by {found.size:+.2g}"
     )
-    return [gated("outputs of modules", "output", found.ratio, 1.0, detail, device.type in OUTPUT_DEVICES)]
+    return gated("outputs of modules", "output", found.ratio, 1.0, detail, gates)
 
 
 def check_averages(averages: Sequence[Average], watch: GradientWatch, device: torch.device) -> list[GuardCheck]:
@@ -369,10 +386,8 @@ class Judge:
             lossy=lossy,
             rounds_bias_corrections=rounds_bias_corrections(job.optimizer),
         )
-        if curve.finite and update_watch is not None and self.reference.rule is not None:
-            rules = (self.reference.rule, *self.reference.further_rules)
-            checks.append(check_update(rules, update_watch, job))
-        has_right_updates = any(check.kind == "update" and check.observed <= check.tolerance for check in checks)
+        update_checks = self._check_updates(update_watch, job) if curve.finite and update_watch is not None else []
+        checks += update_checks
         twin, no_twin, twin_ns = None, "", 0
         if curve.finite and gradient_watch is not None and self._gradients is not None:
             if choices is not None and changes_precision:
@@ -385,7 +400,7 @@ class Judge:
                 unit_roundoff=unit_roundoff,
                 device=job.device,
                 has_twin=twin is not None,
-                has_right_updates=has_right_updates,
+                has_right_updates=self._have_right_updates(update_checks),
             )
             checks += check_averages(self.reference.averages, gradient_watch, job.device)
             if twin is not None:
@@ -404,6 +419,18 @@ class Judge:
         }
         notes = () if lossy else tuple(f"{part}: {reason}" for part, reason in reasons.items() if reason)
         return Judged(curve=curve, checks=checks, notes=notes, gradients=gradient_watch, twin=twin, twin_ns=twin_ns)
+
+    def _check_updates(self, watch: UpdateWatch, job: TrainingJob) -> list[GuardCheck]:
+        reference = self.reference
+        if reference.rule is None:
+            return []
+        between = [] if reference.moves is None else check_between(reference.moves, watch, job.device)
+        return [check_update((reference.rule, *reference.further_rules), watch, job), *between]
+
+    def _have_right_updates(self, checks: Sequence[GuardCheck]) -> bool:
+        """Say whether nothing but right updates can have moved the candidate's weights away from the reference's."""
+        are_moved = self.reference.moves is not None and bool(self.reference.moves.ever)
+        return bool(checks) and not are_moved and all(check.observed <= check.tolerance for check in checks)
 
     def _check_masks(
         self, reference: GradientReference, watch: GradientWatch, unit_roundoff: float, device: torch.device

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from steptune.tuner.guard.averages import find_averages
+from steptune.tuner.guard.between import Moves, joined, moves_of
 from steptune.tuner.guard.curves import (
     Curve,
     GuardReference,
@@ -158,6 +159,7 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
         rule=rules[0] if rules else None,
         further_rules=rules[1:],
         why_no_rule=no_rule,
+        moves=runs.moves,
         own_roundoff=request.own_roundoff,
         eager=request.eager,
         averages=find_averages(first.gradients.states) if first.gradients is not None and reference.finite else (),
@@ -305,7 +307,10 @@ class _Runs:
         self._others = OtherOptimizers(job)
         self._trained = [(parameter, parameter.requires_grad) for parameter in job.model.parameters()]
         self._batches = files.guard_batches(coordinator.rank, coordinator.num_ranks)
+        self._watches_updates = job.workload.has_custom_step and not why_not_replayed(job)
         self._count = 0
+        self.moves: Moves | None = None
+        """Parameters that a step defined by the workload changed between updates, over all runs."""
 
     def run(
         self,
@@ -321,6 +326,8 @@ class _Runs:
         """Run the protocol once; with `horizon_seed`, over the horizon as well."""
         protocol = self._request.protocol
         seed = protocol.seed if seed is None else seed
+        if update_watch is None and self._watches_updates:
+            update_watch = watch_of_updates(self._job)
         self._count += 1
         self._coordinator.send(TaskProgress(text=f"reference run {self._count}"))
         disturb = Disturbance(roundoff, seed=1 + disturbance) if roundoff else None
@@ -347,6 +354,9 @@ class _Runs:
                 restart=partial(set_initial_state, self._job, self._files.initial_state, disturb) if audits else None,
                 draws=seeds_of_draws(protocol, of_reference=True) if draws else (),
             )
+        if update_watch is not None and self._watches_updates:
+            moves = moves_of([update_watch.around])
+            self.moves = moves if self.moves is None else joined(self.moves, moves)
         curve = averaged(curve, self._coordinator)
         rates = {} if rate_watch is None else rate_watch.modules
         return _Run(curve=curve, update=update, gradients=gradient_watch, masked=mask_watch, rates=rates)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from steptune.tuner.guard.between import Updates
 from steptune.tuner.guard.update_replay import FLAGS, RuleGroup, SeenStep, UpdateRule
 from steptune.tuner.training.flat_parameters import ELEMENT_WISE
 
@@ -101,6 +102,14 @@ class UpdateWatch:
     def rules(self) -> tuple[UpdateRule, ...]:
         """Update rules of the recorded steps, one for each optimizer."""
         return tuple(track.rule for track in self.tracks)
+
+    @property
+    def around(self) -> Updates:
+        """Parameters before and after each recorded update, by optimizer."""
+        return {
+            f"{type(track.optimizer).__name__} {number}": [(step.before, step.after) for step in track.steps]
+            for number, track in enumerate(self.tracks)
+        }
 
     def _hyperparameters(self) -> list[tuple[list[str], dict[str, Any]]]:
         """Return the names of each group's parameters, and its options at this step."""

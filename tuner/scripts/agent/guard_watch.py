@@ -1,8 +1,9 @@
 """Records of a trial's guarded steps, for a comparison with the reference's in another process.
 
 Some steps run on from the reference's weights; then each of some further ones begins from these weights again, so that
-gradients can be compared where nothing has piled up. Random numbers are seeded at every step, dropout is off, and where
-the batches differ from the reference's, those of the reference are given to the loop: its loader is judged by itself.
+gradients can be compared where nothing has piled up, the last of them in FP32. Random numbers are seeded at every step,
+dropout is off, and where the batches differ from the reference's, those of the reference are given to the loop: its
+loader is judged by itself.
 """
 
 from __future__ import annotations
@@ -16,18 +17,25 @@ from typing import Any
 
 import torch
 
+from .calls import Calls, may_drop
+from .held_tensors import HeldTensors
+from .outputs import Outputs
+from .wide import Wide
+
 SAMPLED_ELEMENTS = 512
 """Maximum elements sampled of each tensor, evenly spread, as in `trials/update_watch.py`."""
 FLAGS = ("foreach", "fused", "capturable", "differentiable")
 PROBED_SAMPLES, PROBED_SEEDS = 2, 16
+FP32_ROUNDOFF = 2.0**-24
 
 
 class GuardWatch:
     """Recorder of the guarded steps of one process.
 
     Args:
-        settings: steps, audits, seed, disturb (a unit roundoff, or 0), noise (its seed), reference (folder of the
-            reference's files, or None where this is the reference).
+        settings: steps, audits, wide (audits in FP32), seed, disturb (a unit roundoff, or 0), noise (its seed),
+            outputs (whether outputs in 16 bits are computed in FP32 as well), reference (folder of the reference's
+            files, or None where this is the reference).
         target: File for the record; what the reference gives to others lies in the same folder.
         numbers: Numbers of the optimizers that make a step.
 
@@ -60,11 +68,19 @@ class GuardWatch:
         self._generators: dict[torch.device, torch.Generator] = {}
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-        self._dropout = _Dropout()
+        self._calls = Calls()
+        self._outputs = Outputs()
+        self._held: HeldTensors | None = None
+        self._buffers: dict[str, torch.Tensor] = {}
+        self._wide_steps: list[dict[str, Any]] = []
+        self._wide = Wide(looks=bool(settings["disturb"]))
+        self._is_wide = False
         self._undone = ExitStack()
-        self._undone.callback(self._dropout.restore)
+        self._undone.callback(self._calls.restore)
+        self._undone.callback(self._outputs.end)
         if settings["disturb"]:  # hooks in every module would break a compiled graph into hundreds
             self._undone.enter_context(torch.compiler.set_stance("force_eager"))
+        self._undone.callback(self._wide.end)  # before the stance, which it took over
         self._undone.callback(register_optimizer_step_pre_hook(self._before_step).remove)
         self._undone.callback(register_optimizer_step_post_hook(self._after_step).remove)
 
@@ -98,9 +114,12 @@ class GuardWatch:
             place = len(self._modules)
             self._modules.append(module)
             if may_drop(module):
-                self._dropout.switch_off()
+                self._calls.switch_off()
             self._start(f"module {place}.", dict(module.named_buffers()))
+            self._buffers = self._sampled_buffers()
             self._disturb(module)
+            if self._settings["outputs"] and not self._steps:
+                self._outputs.watch(f"module {place}.", module)
 
     def loss(self, tensors: Any) -> None:
         """Note the tensors from which a backward pass begins."""
@@ -129,22 +148,34 @@ class GuardWatch:
 
     def step_ended(self, loader: Any) -> None:
         """Finish a guarded step, and restore the reference's weights if the next step begins from them."""
-        buffers = {
+        losses = [float(loss) for loss in self._losses]
+        buffers = self._sampled_buffers()
+        changes = {name: _change(self._buffers.get(name, value * 0), value) for name, value in buffers.items()}
+        step = {"losses": losses, "updates": self._updates, "buffers": changes, "calls": self._calls.take()}
+        step["held"] = {} if self._held is None else self._held.sampled(sampled)
+        (self._wide_steps if self._is_wide else self._steps).append(step)
+        self._losses, self._updates = [], []
+        self._outputs.end()
+        count, num_fine = len(self._steps) + len(self._wide_steps), self._settings["steps"] + self._settings["audits"]
+        if count >= num_fine + self._settings["wide"]:
+            self._finish(loader)
+            return
+        if count == num_fine:
+            self._is_wide = True
+            self._wide.begin()
+        if count >= self._settings["steps"]:
+            self._restart()
+            buffers = self._sampled_buffers()
+        self._buffers = buffers
+        self.seed(count)
+
+    def _sampled_buffers(self) -> dict[str, torch.Tensor]:
+        return {
             f"module {place}.{name}": sampled(buffer)
             for place, module in enumerate(self._modules)
             for name, buffer in module.named_buffers()
             if buffer.is_floating_point()
         }
-        losses = [float(loss) for loss in self._losses]
-        self._steps.append({"losses": losses, "updates": self._updates, "buffers": buffers})
-        self._losses, self._updates = [], []
-        count = len(self._steps)
-        if count >= self._settings["steps"] + self._settings["audits"]:
-            self._finish(loader)
-        else:
-            if count >= self._settings["steps"]:
-                self._restart()
-            self.seed(count)
 
     # --- weights --------------------------------------------------------------------------------
 
@@ -153,6 +184,10 @@ class GuardWatch:
             return
         self._began = True
         self._load()
+        self._calls.watch()
+        parameters = [p for optimizer in self._optimizers.values() for p in _named(optimizer).values()]
+        own = [leaf for leaf in _leaves([self._known, self._batches]) if isinstance(leaf, torch.Tensor)]
+        self._held = HeldTensors(parameters, own)
         for number, optimizer in self._optimizers.items():
             self._start(f"optimizer {number}.", _named(optimizer))
             self._began_state[number] = {key: _copied(state) for key, state in optimizer.state.items()}
@@ -203,7 +238,7 @@ class GuardWatch:
         to a neighbouring number with a probability that makes the mean distance one unit roundoff. It is drawn on the
         tensor's device: the host would take minutes for a step of a large model.
         """
-        unit, device = self._settings["disturb"], tensor.device
+        unit, device = FP32_ROUNDOFF if self._is_wide else self._settings["disturb"], tensor.device
         if device not in self._generators:
             seed = self._settings["seed"] + self._settings["noise"]
             self._generators[device] = torch.Generator(device).manual_seed(seed)
@@ -303,89 +338,18 @@ class GuardWatch:
             "same_initial": self.same_initial,
             "num_fed": self._num_fed,
             "repeats": None if self._reference is not None else _repeats(loader),
-            "dropout": self._dropout.used,
+            "dropout": self._calls.used,
+            "wide": self._wide_steps,
+            "wide_has_16_bits": self._wide.has_16_bits,
+            "outputs": self._outputs.seen,
+            "roundoffs": {} if self._held is None else self._held.roundoffs,
             "notes": self._notes,
         }
         if self._reference is None:
             seen["initial"] = self._initial
             _save(self._batches, self._target.with_name(_batches(self._target)), self._notes)
         torch.save(seen, self._target)
-        self._initial, self._batches, self._steps = {}, [], []
-
-
-class _Dropout:
-    """Switch that turns dropout off in torch's functions: other back ends draw other masks.
-
-    Functions are replaced only for models that may have dropout: code that was compiled with others is compiled anew.
-
-    Attributes:
-        used: Whether a function that would have dropped something was called, outside compiled code.
-    """
-
-    def __init__(self) -> None:
-        self.off, self.used = False, False
-        self._replaced: list[tuple[Any, str, Any]] = []
-
-    def switch_off(self) -> None:
-        """Replace torch's functions, including references that were imported by name."""
-        if self.off:
-            return
-        self.off = True
-        functional: Any = torch.nn.functional
-        original_dropout, original_attention = functional.dropout, functional.scaled_dot_product_attention
-
-        def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-            self._note(p, training)
-            return original_dropout(input, 0.0 if self.off else p, training, inplace)
-
-        def attention(query: Any, key: Any, value: Any, *arguments: Any, **options: Any) -> Any:
-            if self.off and "dropout_p" in options:
-                options["dropout_p"] = 0.0
-            elif self.off and len(arguments) > 1:
-                arguments = (arguments[0], 0.0, *arguments[2:])
-            return original_attention(query, key, value, *arguments, **options)
-
-        replacements = {id(original_dropout): dropout, id(original_attention): attention}
-        others = [module for name, module in sys.modules.items() if name.partition(".")[0] != "torch"]
-        for module in (functional, *others):
-            for name, value in list(getattr(module, "__dict__", {}).items()):
-                if id(value) in replacements:
-                    self._replaced.append((module, name, value))
-                    module.__dict__[name] = replacements[id(value)]
-
-    def _note(self, p: float, training: bool) -> None:
-        if not torch.compiler.is_compiling() and p and training:
-            self.used = True
-
-    def restore(self) -> None:
-        self.off = False
-        for module, name, original in self._replaced:
-            module.__dict__[name] = original
-        self._replaced.clear()
-
-
-def may_drop(module: torch.nn.Module) -> bool:
-    """Say whether a module may drop: its own or its configuration's dropout probability is not 0, or its code calls
-    dropout.
-    """
-    for part in module.modules():
-        if _calls_dropout(part):
-            return True
-        if isinstance(part, torch.nn.modules.dropout._DropoutNd) and part.p:
-            return True
-        for owner in (part, getattr(part, "config", None)):
-            values = getattr(owner, "__dict__", {}).items()
-            if any("drop" in name and isinstance(value, int | float) and value for name, value in values):
-                return True
-    return False
-
-
-def _calls_dropout(module: torch.nn.Module) -> bool:
-    """Say whether a module outside torch refers in its own code to a `dropout` that is no attribute of the module."""
-    kind = type(module)
-    code = getattr(kind.forward, "__code__", None)
-    named = code is not None and "dropout" in code.co_names and not hasattr(module, "dropout")
-    return named and not kind.__module__.startswith("torch.")
+        self._initial, self._batches, self._steps, self._wide_steps, self._held = {}, [], [], [], None
 
 
 def _moved(tensor: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
@@ -406,6 +370,12 @@ class _Disturbed(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         (steps,) = ctx.saved_tensors
         return _moved(gradients[0], steps), None
+
+
+def _change(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    """Return the change of values; an infinity or NaN that stays counts as no change."""
+    stayed = (before == after) | (before.isnan() & after.isnan())
+    return (after - before).masked_fill(stayed, 0.0)
 
 
 def _named(optimizer: Any) -> dict[str, Any]:

@@ -1,0 +1,176 @@
+"""Calls in a guarded step whose settings say how the step trains: dropout, clipping of gradients, and schedulers.
+
+A rate of dropout, a bound of clipping that no gradient reaches yet, or a second step of a schedule on a plateau shows
+in no number of the guarded steps. Dropout is off in them, because other back ends draw other masks; rates are noted.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+DROPOUTS = {
+    **dict.fromkeys(("dropout", "dropout1d", "dropout2d", "dropout3d"), True),
+    **dict.fromkeys(("alpha_dropout", "feature_alpha_dropout"), False),
+}
+"""Functions that drop, and whether they do so without being told that they train."""
+CLIPPING = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_")
+DROPOUT = "dropout"
+"""Beginning of the names of calls that compiled code does not show."""
+
+
+class Calls:
+    """Record of the calls of a step, and the switch that turns dropout off.
+
+    Functions that drop are replaced only for models that may have dropout: code that was compiled with others is
+    compiled anew.
+
+    Attributes:
+        used: Whether a function that would have dropped something was called, outside compiled code.
+        seen: Calls of this step, in order, with their settings.
+    """
+
+    def __init__(self) -> None:
+        self.off, self.used = False, False
+        self.seen: list[str] = []
+        self._replaced: list[tuple[Any, str, Any]] = []
+
+    def watch(self) -> None:
+        """Note clipping and steps of schedulers from now on."""
+        utilities = torch.nn.utils
+        originals = {name: getattr(utilities, name) for name in CLIPPING if hasattr(utilities, name)}
+        self._replace({id(call): self._clipping(name, call) for name, call in originals.items()}, utilities)
+        for kind in {torch.optim.lr_scheduler.LRScheduler, *_below(torch.optim.lr_scheduler.LRScheduler)}:
+            if "step" in vars(kind):
+                self._put(kind, "step", self._scheduler(vars(kind)["step"]))
+
+    def switch_off(self) -> None:
+        """Replace torch's functions, also where they were imported by name."""
+        if self.off:
+            return
+        self.off = True
+        functional: Any = torch.nn.functional
+        originals = {name: getattr(functional, name) for name in DROPOUTS}
+        replacements = {id(call): self._dropping(name, call) for name, call in originals.items()}
+        attention = functional.scaled_dot_product_attention
+        replacements[id(attention)] = self._attention(attention)
+        self._replace(replacements, functional)
+
+    def take(self) -> list[str]:
+        """Return the calls of the step that ends, and begin anew."""
+        seen, self.seen = self.seen, []
+        return seen
+
+    def restore(self) -> None:
+        self.off = False
+        for owner, name, original in reversed(self._replaced):
+            setattr(owner, name, original)
+        self._replaced.clear()
+
+    # --- replacements ---------------------------------------------------------------------------
+
+    def _dropping(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def dropout(input: Any, *arguments: Any, **options: Any) -> Any:
+            given = {**dict(zip(("p", "training", "inplace"), arguments, strict=False)), **options}
+            trains = given.get("training", DROPOUTS[name])
+            self._dropped(name, given.get("p", 0.5) if trains else 0.0)
+            if self.off and name == "dropout":
+                given["p"] = 0.0
+            return original(input, **given)
+
+        return dropout
+
+    def _attention(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def attention(query: Any, key: Any, value: Any, *arguments: Any, **options: Any) -> Any:
+            rate = options.get("dropout_p", arguments[1] if len(arguments) > 1 else 0.0)
+            self._dropped("of attention", rate)
+            if self.off and "dropout_p" in options:
+                options["dropout_p"] = 0.0
+            elif self.off and len(arguments) > 1:
+                arguments = (arguments[0], 0.0, *arguments[2:])
+            return original(query, key, value, *arguments, **options)
+
+        return attention
+
+    def _clipping(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def clip(parameters: Any, *arguments: Any, **options: Any) -> Any:
+            bound = arguments[0] if arguments else options.get("max_norm", options.get("clip_value"))
+            self._note(name, bound)
+            return original(parameters, *arguments, **options)
+
+        return clip
+
+    def _scheduler(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def step(scheduler: Any, *arguments: Any, **options: Any) -> Any:
+            self._note(f"step of {type(scheduler).__name__}")
+            return original(scheduler, *arguments, **options)
+
+        return step
+
+    def _dropped(self, name: str, rate: Any) -> None:
+        if self.off and rate and not torch.compiler.is_compiling() and not _is_in_backward():
+            if name == "dropout":
+                self.used = True
+            self._note(name if name.startswith(DROPOUT) else f"{DROPOUT} {name}", rate)
+
+    def _note(self, name: str, setting: Any = None) -> None:
+        if torch.compiler.is_compiling():
+            return
+        self.seen.append(f"{name} {float(setting):.6g}" if isinstance(setting, int | float) else name)
+
+    # --- where they are -------------------------------------------------------------------------
+
+    def _replace(self, replacements: dict[int, Any], owner: Any) -> None:
+        """Replace functions in their module, and wherever a module outside torch has imported them by name."""
+        others = [module for name, module in sys.modules.items() if name.partition(".")[0] != "torch"]
+        for module in (owner, *others):
+            for name, value in list(getattr(module, "__dict__", {}).items()):
+                if id(value) in replacements:
+                    self._put(module, name, replacements[id(value)])
+
+    def _put(self, owner: Any, name: str, replacement: Any) -> None:
+        self._replaced.append((owner, name, vars(owner)[name]))
+        setattr(owner, name, replacement)
+
+
+def _is_in_backward() -> bool:
+    """Say whether a backward pass calls this: what it computes once more was called before."""
+    task: int = torch._C._current_graph_task_id()
+    return task != -1
+
+
+def _below(kind: Any) -> Iterator[Any]:
+    for below in kind.__subclasses__():
+        yield below
+        yield from _below(below)
+
+
+def may_drop(module: torch.nn.Module) -> bool:
+    """Say whether a module may drop: its own or its configuration's dropout probability is not 0, or its code calls
+    dropout.
+    """
+    for part in module.modules():
+        if _calls_dropout(part):
+            return True
+        if isinstance(part, torch.nn.modules.dropout._DropoutNd) and part.p:
+            return True
+        for owner in (part, getattr(part, "config", None)):
+            values = getattr(owner, "__dict__", {}).items()
+            if any("drop" in name and isinstance(value, int | float) and value for name, value in values):
+                return True
+    return False
+
+
+def _calls_dropout(module: torch.nn.Module) -> bool:
+    """Say whether a method of a module outside torch names the dropout function, and no part of the module."""
+    own = [kind for kind in type(module).__mro__ if not kind.__module__.startswith("torch.")]
+    codes = [getattr(method, "__code__", None) for kind in own for method in vars(kind).values()]
+    return any(code is not None and "dropout" in code.co_names for code in codes) and not hasattr(module, "dropout")

@@ -1,0 +1,49 @@
+"""Tensors beside the parameters that a script holds in the shape of one: averages of the weights are among them.
+
+An averaged model is called in no training step, so nothing else of a guarded step shows it.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Collection
+from typing import Any
+
+import torch
+
+MOST_FOR_EACH = 4
+"""Number of tensors for each parameter above which none is watched."""
+
+
+class HeldTensors:
+    """Tensors with the shape of a parameter that are neither parameters nor their gradients.
+
+    Args:
+        parameters: Those of the optimizers.
+        others: Tensors that are not the script's.
+    """
+
+    def __init__(self, parameters: Collection[torch.Tensor], others: Collection[torch.Tensor]) -> None:
+        shapes = {parameter.shape for parameter in parameters}
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        known = {id(tensor) for tensor in (*parameters, *gradients, *others)}
+        found = [
+            thing
+            for thing in gc.get_objects()
+            if type(thing) in (torch.Tensor, torch.nn.Parameter) and id(thing) not in known and _is_like(thing, shapes)
+        ]
+        self._tensors: list[torch.Tensor] = found if len(found) <= MOST_FOR_EACH * len(parameters) else []
+
+    def sampled(self, sample: Any) -> dict[str, torch.Tensor]:
+        """Return sampled elements by number of the tensor."""
+        return {str(number): sample(tensor) for number, tensor in enumerate(self._tensors)}
+
+    @property
+    def roundoffs(self) -> dict[str, float]:
+        """Distance from 1 to the next larger number, by number of the tensor."""
+        return {str(number): torch.finfo(tensor.dtype).eps for number, tensor in enumerate(self._tensors)}
+
+
+def _is_like(tensor: torch.Tensor, shapes: Collection[torch.Size]) -> bool:
+    plain = tensor.layout is torch.strided and tensor.device.type != "meta" and tensor.is_floating_point()
+    return plain and tensor.grad_fn is None and tensor.shape in shapes

@@ -170,13 +170,13 @@ FUSE = Remedy(
     advice="fuse the optimizer (fused=True)",
     cures=(Cure.FUSE_UPDATE,),
     useful=_can_fuse,
-    unless="it is fused, has no fused implementation in PyTorch, or the trace does not say how it updates",
+    unless="it is fused, has no fused implementation in PyTorch, or the trace does not show how it updates",
 )
 AT_ONCE = Remedy(
     advice="update all parameters at once (foreach=True, or a third-party fused implementation)",
     cures=FUSE.cures,
     useful=lambda facts: facts.optimizer == "for_loop" and facts.optimizer_name not in (*FUSABLE, "LBFGS"),
-    unless="it already does, PyTorch has a fused implementation, or the trace does not say how it updates",
+    unless="the optimizer already does, PyTorch has a fused version, or the trace does not show how it updates",
 )
 ENLARGE = Remedy(advice="use larger micro-batches", cures=(Cure.ENLARGE_PIECES,))
 LAUNCH_LESS = (
@@ -417,7 +417,7 @@ def _kernels_cause(found: list[str], message: str, *otherwise: Remedy) -> Cause 
     if not found:
         return None
     kernels = " and ".join(found)
-    fuse = Remedy(advice=f"let fused kernels compute what they can: {kernels}", cures=(Cure.FUSE_PARTS,))
+    fuse = Remedy(advice=f"use the fused kernels that apply: {kernels}", cures=(Cure.FUSE_PARTS,))
     return Cause(name="kernels", message=f"{kernels} {message}", remedies=(fuse, *otherwise))
 
 
@@ -461,10 +461,10 @@ RULES: tuple[Rule, ...] = (
         of_causes=(Cure.FUSE_PARTS,),
         devices=("cuda",),
         replayed=DISPATCH,
-        replayed_message="launch-bound: apart from stalls and waits, launching costs {share} of the step",
+        replayed_message="launch-bound: apart from stalls and waits, launching work takes {share} of the step",
         bounded_by=LAUNCHES,
         aside=lambda evidence: evidence.sets_launches_aside,
-        aside_message="after stalls and waits, launching costs {share} of the step",
+        aside_message="apart from stalls and waits, launching work takes {share} of the step",
     ),
     Rule(
         name="python_bound",
@@ -521,7 +521,7 @@ RULES: tuple[Rule, ...] = (
         name="exposed_communication",
         categories=(Category.COMMUNICATION,),
         thresholds=(0.05, 0.10, 0.30),
-        message="{share} of the step is spent communicating while nothing is computed",
+        message="{share} of the step is spent communicating while no compute runs",
         remedies=(
             Remedy(advice="overlap communication with the backward pass", cures=COMMUNICATE_LESS.cures),
             COMMUNICATE_LESS,

@@ -34,7 +34,7 @@ class CalledDropout(TorchFunctionMode):
         """Leave a module; after the whole model, calls in the loss are numbered anew."""
         self._inside.pop()
         if module is self._model:
-            self._inside[0] = _Entry("the loss behind the model", None)
+            self._inside[0] = _Entry("the loss after the model", None)
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
         output = function(*arguments, **(named or {}))

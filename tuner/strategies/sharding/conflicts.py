@@ -36,7 +36,7 @@ CONFLICTS = (
             )
             and not _sends_own_format(s, e)
         ),
-        reason="gradients already have 16 bits, which are too few to keep the compression error: at O2, use "
+        reason="gradients already have 16 bits, too few to add the compression error to: at O2, use "
         "method bf16 on more than two ranks, or fp16 with float16, to send 16-bit gradients instead of FP32",
     ),
     Conflict(

@@ -263,7 +263,7 @@ def stalls_beside_launches(rank: int, step: int, place: int) -> list[Do]:
 def test_what_others_have_to_precede_is_not_shown_first(tmp_path: Path) -> None:
     """The host is what the step waits for, mostly for launches, but stalls have to go first."""
     analysis, findings = found(tmp_path, training(host=45.0, device=12.0, operations=100, extra=stalls_beside_launches))
-    assert findings["launch_bound"].message.startswith("after stalls")
+    assert findings["launch_bound"].message.startswith("apart from stalls")
     assert get_findings_info(analysis)[0].message == findings["host_stall"].message
 
 

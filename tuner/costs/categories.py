@@ -192,8 +192,8 @@ CATEGORIES: tuple[CategoryInfo, ...] = (
         category=Category.QUEUED,
         group="gaps",
         title="queued but blocked",
-        counts="the device is idle because operations launched long before wait for another stream, a peer or a full "
-        "queue",
+        counts="the device is idle because operations that were launched long before must wait for another "
+        "stream, a peer or a full queue",
     ),
     CategoryInfo(
         category=Category.UNKNOWN,

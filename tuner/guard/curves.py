@@ -375,7 +375,7 @@ def _check_horizon(reference: GuardReference, curve: Curve) -> GuardCheck:
         passed=missing <= tolerance,
         observed=missing,
         tolerance=tolerance,
-        detail=f"after {len(curve.horizon_losses)} steps the candidate's loss has not completed {missing:.1%} of the "
+        detail=f"after {len(curve.horizon_losses)} steps the candidate's loss lags by {missing:.1%} of the "
         f"reference's fall, allowed {tolerance:.1%}",
     )
 
@@ -392,7 +392,7 @@ def compared(checks: Sequence[GuardCheck], curve: Curve, unit_roundoff: float) -
         "update": f"updates equal within a relative {RELATIVE:g} in {steps} steps",
         "gradient": f"gradients within the rounding of {arithmetic}",
         "twin": "gradients within the rounding of FP32 when the candidate runs without its precision choice",
-        "output": f"modules' outputs within the rounding of {arithmetic}, each from its own inputs",
+        "output": f"module outputs within the rounding of {arithmetic}, for the inputs that each module received",
         "state": "statistics and other untrained state within the same rounding",
         "average": "weight averages that follow the reference's averaging rule",
         "pointwise": f"losses and gradient norms in {steps} steps",

@@ -535,7 +535,7 @@ RULES: tuple[Rule, ...] = (
         message="for {share} of the step a pipeline stage sends to or waits for its neighbour",
         remedies=(
             Remedy(
-                advice="use more and smaller micro-batches, an interleaved schedule, or stages of equal length",
+                advice="use more and smaller micro-batches, an interleaved schedule, or stages of equal duration",
                 cures=(Cure.SHRINK_PIECES,),
             ),
         ),

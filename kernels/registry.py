@@ -423,7 +423,7 @@ def _in_8_bits(encode: Callable[..., Any], mean_of: Callable[..., Tensor]) -> Ca
 
 INT8_BLOCKS = Kernel(
     name="int8_blocks",
-    summary="blocks of numbers in 8 bits with one scale each: encoding, and mean over ranks",
+    summary="8-bit blocks with one scale each: encoding, and mean over ranks",
     function=_in_8_bits(int8_blocks.encode, int8_blocks.mean_of),
     reference=_in_8_bits(int8_blocks.encode_reference, int8_blocks.mean_reference),
     cases=(

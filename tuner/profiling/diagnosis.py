@@ -344,7 +344,7 @@ def _input_cause(evidence: Evidence) -> Cause | None:
             message=f"{where} {bound} ({activity.runnable_share:.0%} of the time)",
             remedies=(
                 Remedy(
-                    advice="use as many worker processes as there are cores to spare, keep decoded samples, or make "
+                    advice="use as many worker processes as there are free cores, keep decoded samples, or make "
                     "the transforms cheaper",
                     cures=(Cure.MAKE_BATCHES_SOONER,),
                 ),
@@ -377,7 +377,7 @@ def _loader_cause(facts: StepFacts) -> Cause | None:
         message=f"{count} already load batches, but do not keep up",
         remedies=(
             Remedy(
-                advice="use more workers or prefetch more batches as far as cores are free, make samples cheaper, or "
+                advice="use more workers or prefetch more batches if cores are free, make samples cheaper to load, or "
                 "keep decoded samples",
                 cures=(Cure.MAKE_BATCHES_SOONER,),
             ),

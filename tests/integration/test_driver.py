@@ -294,7 +294,7 @@ class TestTrouble:
         environment = study.machine.describe()
         other = replace(environment, hardware=replace(environment.hardware, num_cores=64))
         study.machine.describe = lambda: other
-        with pytest.raises(StoreError, match="begin a new study"):
+        with pytest.raises(StoreError, match="Start a new study"):
             study.run()
 
     def test_a_study_whose_devices_are_not_here_names_them_and_the_way_out(self):
@@ -305,7 +305,9 @@ class TestTrouble:
         study.run()
         label = study.machine.describe().hardware.label
         study.machine.describe = describe
-        with pytest.raises(StoreError, match=rf"started on {label}: it cannot continue here .* start a new study"):
+        with pytest.raises(
+            StoreError, match=rf"started on {label}: the study cannot continue here .* start a new study"
+        ):
             study.run()
         assert study.store.get_study(study.study_id).state is StudyState.INTERRUPTED
 

@@ -137,7 +137,7 @@ def test_a_trace_without_steps_or_device_is_analysed_and_says_so(inside):
     write_trace(Path("trace.json"), [operator("aten::mm", 10, 60), operator("aten::add", 70, 90)])
     out = inside("analyze", "trace.json").out
     assert "no step is marked" in out
-    assert "matrix products" in out
+    assert "matmuls" in out
 
 
 def test_a_trace_that_ends_in_the_middle_says_so(inside):

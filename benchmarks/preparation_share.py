@@ -81,8 +81,8 @@ JOBS = (
     ),
 )
 PARTS = {
-    "looking at the machine": "inspection",
-    "looking at the workload": "inspection",
+    "inspecting the machine": "inspection",
+    "inspecting the workload": "inspection",
     "measuring the links between ranks": "inspection",
     "running the reference": "reference",
     "baseline": "baseline",

@@ -67,7 +67,7 @@ class Pattern:
 
     def __post_init__(self) -> None:
         if not self.operators:
-            raise ValueError("a pattern requires operators: names that show in a profile that the kernel ran")
+            raise ValueError("a pattern requires operators: the names by which a profile shows that the kernel ran")
         if self.subject not in (MODULES, OPTIMIZER):
             raise ValueError(f"the subject of a pattern must be {MODULES} or {OPTIMIZER}, not {self.subject!r}")
 

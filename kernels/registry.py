@@ -344,7 +344,7 @@ def _compacted(compact: Callable[..., list[Tensor]]) -> Callable[..., Tensor]:
 
 COMPACTION = Kernel(
     name="compaction",
-    summary="coordinate compaction: the values of one box for each point, without an index of points",
+    summary="coordinate compaction: each point gets the values of one box, without an index of points",
     function=_compacted(compaction.compact),
     reference=_compacted(compaction.reference),
     cases=(
@@ -423,7 +423,7 @@ def _in_8_bits(encode: Callable[..., Any], mean_of: Callable[..., Tensor]) -> Ca
 
 INT8_BLOCKS = Kernel(
     name="int8_blocks",
-    summary="blocks of numbers in 8 bits with one scale each: encoding, and mean over ranks",
+    summary="8-bit blocks with one scale each: encoding, and mean over ranks",
     function=_in_8_bits(int8_blocks.encode, int8_blocks.mean_of),
     reference=_in_8_bits(int8_blocks.encode_reference, int8_blocks.mean_reference),
     cases=(

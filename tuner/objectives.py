@@ -25,7 +25,7 @@ from steptune.tuner.records import (
 )
 
 THROUGHPUT, STEPS, ENERGY, COST = "throughput", "steps", "energy", "cost"
-FORMS = "throughput, steps:N (time to train N steps, compilation counted), energy, cost:PRICE (per device and hour)"
+FORMS = "throughput, steps:N (time to train N steps, including compilation), energy, cost:PRICE (per device and hour)"
 
 
 _WORDS = {
@@ -36,8 +36,8 @@ _WORDS = {
         "axis": "speed",
     },
     STEPS: {
-        "words": "time to train {amount:,.0f} steps, compilation counted",
-        "compared": "as fast as today's settings over {amount:,.0f} steps with compilation",
+        "words": "time to train {amount:,.0f} steps, including compilation",
+        "compared": "as fast as today's settings over {amount:,.0f} steps, including compilation",
         "better": "faster",
         "axis": "speed with compilation",
     },
@@ -49,9 +49,9 @@ _WORDS = {
     },
     COST: {
         "words": "cost at {amount:g} per device hour",
-        "compared": "the work per price of today's settings",
+        "compared": "the work per unit of cost of today's settings",
         "better": "cheaper",
-        "axis": "work per price",
+        "axis": "work per unit of cost",
     },
 }
 """Phrases for each objective; `amount` is filled in."""

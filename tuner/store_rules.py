@@ -82,8 +82,8 @@ def number(value: float | None) -> float | None:
 
 def check_begins(trial: Trial) -> None:
     """Assert that a trial begins as running and without a result, which its completion records."""
-    assert trial.state is TrialState.RUNNING, f"trial {trial.trial_id} begins as {trial.state}"
-    assert trial.result is None, f"trial {trial.trial_id} begins with a result"
+    assert trial.state is TrialState.RUNNING, f"trial {trial.trial_id} must begin as running, got {trial.state}"
+    assert trial.result is None, f"trial {trial.trial_id} must begin without a result"
 
 
 def state_after(result: TrialResult) -> TrialState:
@@ -150,7 +150,7 @@ def trial_repeated(trial: Trial) -> StoreError:
 
 
 def no_such_trial(trial_id: str) -> StoreError:
-    return StoreError(f"there is no trial {trial_id!r}: name one by its whole id, or as STUDY:NUMBER")
+    return StoreError(f"there is no trial {trial_id!r}: give its whole id, or STUDY:NUMBER")
 
 
 def unknown_trial(trial_id: str) -> StoreError:

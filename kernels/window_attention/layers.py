@@ -38,7 +38,7 @@ def scale_reason(logit_scale: Tensor) -> str | None:
     if scale > LARGEST_SCALE:
         return (
             f"the scale of the cosine attention must be at most {LARGEST_SCALE:g}, got {scale:.3g}: above it, "
-            "masked scores count in the published attention"
+            "masked scores contribute to the published attention"
         )
     return None
 

@@ -376,7 +376,7 @@ def _tune_script(command: tuple[str, ...], settings: StudySettings, store: SqlSt
             study = new_script_study(look, settings, way.settings)
             runner = ScriptRunner(look, Path(study.directory), seed=settings.seed)
             opened.enter_context(contextlib.closing(runner))
-            with errors.status("looking at the machine"):
+            with errors.status("inspecting the machine"):
                 choices = choices_of(runner, study)
         if not way.as_json:
             print_recognised(errors, look.record)

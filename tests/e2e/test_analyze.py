@@ -137,7 +137,7 @@ def test_a_trace_without_steps_or_device_is_analysed_and_says_so(inside):
     write_trace(Path("trace.json"), [operator("aten::mm", 10, 60), operator("aten::add", 70, 90)])
     out = inside("analyze", "trace.json").out
     assert "no step is marked" in out
-    assert "matrix products" in out
+    assert "matmuls" in out
 
 
 def test_a_trace_that_ends_in_the_middle_says_so(inside):
@@ -151,7 +151,7 @@ def test_a_trace_that_ends_in_the_middle_says_so(inside):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nowhere.json"], ["nowhere.json does not exist", "name a trace of torch.profiler"]),
+        (["nowhere.json"], ["nowhere.json does not exist", "give a trace of torch.profiler"]),
         (["nowhere*.json"], ["nowhere*.json matches no file"]),
         (["empty_folder"], ["empty_folder holds no file that ends in .json or .json.gz"]),
         (["no_traces"], ["no_traces holds 2 JSON files, but no trace"]),

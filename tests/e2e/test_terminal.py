@@ -91,7 +91,7 @@ def test_ctrl_c_keeps_what_was_measured_and_reports_the_best(steptune, inside):
     listed = inside("list").out
     assert "interrupted" in listed
     with Terminal(steptune, "resume", study["study_id"]) as terminal:
-        terminal.read_until("looking at the machine")
+        terminal.read_until("inspecting the machine")
         terminal.press_ctrl_c()
         end = " ".join(terminal.read_until().split())
         assert terminal.status() == 130
@@ -100,7 +100,7 @@ def test_ctrl_c_keeps_what_was_measured_and_reports_the_best(steptune, inside):
 
 def test_ctrl_c_before_anything_was_measured_says_how_to_go_on(steptune, inside):
     with Terminal(steptune, *TUNE) as terminal:
-        terminal.read_until("looking at the machine")
+        terminal.read_until("inspecting the machine")
         terminal.press_ctrl_c()
         end = terminal.read_until()
         assert terminal.status() == 130

@@ -106,7 +106,7 @@ class TestTimeline:
     def test_every_figure_is_drawn_without_complaint(self, profiled, visit):
         page, _ = drawn(visit.go(profiled.url))
         assert visit.draw_all() >= 7
-        assert page.locator(".timeline .legend").inner_text().startswith("matrix products")
+        assert page.locator(".timeline .legend").inner_text().startswith("matmuls")
         assert visit.complaints == []
 
     def test_keys_lead_to_the_longest_gaps_and_back(self, profiled, visit):

@@ -48,7 +48,7 @@ def test_a_user_sees_what_was_recognised_what_is_tried_and_the_answer_on_a_scree
     assert shown.stdout.splitlines()[:2] == done.stdout.splitlines()[:2], "the same words, later"
     refused = steptune(folder, "export", "last", "--format", "torchrun", "--output", output)
     assert refused.returncode == 2
-    assert "at its own lines" in " ".join(refused.stderr.split())
+    assert "cannot change a training script" in " ".join(refused.stderr.split())
     assert "tuned a script" in steptune(folder, "show", "last", "--plan").stderr
 
 

@@ -77,7 +77,7 @@ def test_both_scripts_run_on_from_frozen_copies_where_forks_are_like_starts(
         with changed_by(trials.recommended(**WORKER | FUSED), how, command) as changed:
             found = verified(trials.look, changed, num_blocks=3, settings=STEPS_ONLY, say=said.append)
 
-    assert found.runs == "each is a fork of a frozen copy, one copy for each script"
+    assert found.runs == "each run is a fork of a frozen copy of its script"
     assert len((tmp_path / "loads").read_text().splitlines()) == 2
     assert found.same, found.reason
     assert found.num_losses >= 8
@@ -99,7 +99,7 @@ def test_a_script_that_bears_no_copy_is_started_each_time_and_says_why(
     ):
         found = compared(trials, changed)
 
-    assert found.runs.startswith("each starts the command, without a frozen copy: ")
+    assert found.runs.startswith("each run starts the command, without a frozen copy: ")
     assert "File exists" in found.runs
     assert found.same, found.reason
 
@@ -112,7 +112,7 @@ def test_no_block_begins_that_would_end_too_late(folder: ScriptFolder, tmp_path:
         found = verified(trials.look, changed, num_blocks=9, settings=STEPS_ONLY, say=lambda text: None, longest_s=0.0)
 
     assert found.gain.num_blocks == 2
-    assert found.runs.startswith("each starts the command")
+    assert found.runs.startswith("each run starts the command")
 
 
 def test_a_file_that_trains_otherwise_is_found_by_its_loss(folder: ScriptFolder, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ class TestAnswer:
         reasons = {(d.moves[0].strategy, d.moves[0].choice["level"]): d.reason for d in certificate.not_tried}
         tried = {(n, c["level"]) for t in study.trials for n, c in t.candidate.choices.items()}
         assert reasons[("layout", 1)] == "left out by --skip"
-        assert "the trials were spent" in reasons.values()
+        assert "the limit on trials was reached" in reasons.values()
         assert reasons.keys() | tried == {(s.name, n) for s in SEPARABLE.strategies for n in range(1, s.levels + 1)}
         assert certificate.ended == "trials spent"
         assert certificate.remaining_bound > 0.05
@@ -117,7 +117,7 @@ class TestStory:
         )
         assert [d.sequence for d in study.decisions] == list(range(1, len(stages) + 1))
         assert surface.total_ms(answer.candidate) <= 1.02 * surface.best_ms()
-        assert study.stages[0] == "looking at the machine"
+        assert study.stages[0] == "inspecting the machine"
         assert study.stages[-1] == "done"
 
     def test_a_past_winner_is_tried_first(self):
@@ -294,7 +294,7 @@ class TestTrouble:
         environment = study.machine.describe()
         other = replace(environment, hardware=replace(environment.hardware, num_cores=64))
         study.machine.describe = lambda: other
-        with pytest.raises(StoreError, match="begin a new study"):
+        with pytest.raises(StoreError, match="Start a new study"):
             study.run()
 
     def test_a_study_whose_devices_are_not_here_names_them_and_the_way_out(self):
@@ -305,7 +305,9 @@ class TestTrouble:
         study.run()
         label = study.machine.describe().hardware.label
         study.machine.describe = describe
-        with pytest.raises(StoreError, match=rf"started on {label}: it cannot continue here .* start a new study"):
+        with pytest.raises(
+            StoreError, match=rf"started on {label}: the study cannot continue here .* start a new study"
+        ):
             study.run()
         assert study.store.get_study(study.study_id).state is StudyState.INTERRUPTED
 
@@ -646,7 +648,7 @@ class TestInterruption:
         study.machine.inspect = interrupted
         with pytest.raises(KeyboardInterrupt):
             study.run()
-        assert study.store.get_study(study.study_id).message == "before the search went on"
+        assert study.store.get_study(study.study_id).message == "before the search continued"
         assert study.store.recommendation(study.study_id) == earlier
 
     def test_a_resumed_study_interrupted_as_it_tells_its_story_again_forgets_nothing(self, monkeypatch):

@@ -131,7 +131,7 @@ class TestOtherHardware:
     def test_is_refused_where_nobody_allowed_it(self):
         study = moved(SMALL, at=6, factor=2.0)
         study.machine.describe = other_environment
-        with pytest.raises(StoreError, match="figures of different machines"):
+        with pytest.raises(StoreError, match="measurements of different machines"):
             study.run()
 
     def test_goes_on_where_the_user_allowed_it_and_is_the_answers_hardware(self):

@@ -220,7 +220,7 @@ def trial_states(command: Command) -> list[str]:
 def test_a_driver_that_is_killed_gives_its_hosts_back(tmp_path: Path) -> None:
     with ray_cluster(2, 2) as cluster:
         with steptune(cluster, tmp_path, "tune", PLACED, *SHORT, *TWO_HOSTS) as command:
-            command.wait_until(lambda: "looking at" in command.output, 100)
+            command.wait_until(lambda: "inspecting the" in command.output, 100)
             holder = command.holder()
             command.process.kill()
             command.process.wait()

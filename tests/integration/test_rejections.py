@@ -94,7 +94,7 @@ class TestGivenUp:
         """Progress gives no more time, and no process is left."""
         runner = LocalRunner(workload=reference("unsound", "EndlessStep"), directory=tmp_path)
         try:
-            with pytest.raises(BudgetError, match="looking at the workload"):
+            with pytest.raises(BudgetError, match="inspecting the workload"):
                 runner.inspect(longest_s=4.0)
             assert not runner._board.running()
         finally:

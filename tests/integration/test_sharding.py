@@ -414,7 +414,7 @@ class TestUnits:
         ("full", {"memory_format": {"layout": "channels_last"}}, "contiguous memory format"),
         ("zero1", {"optimizer_implementation": {"contiguous": True}}, "one flat tensor"),
         ("zero1", {"optimizer_algorithm": {"algorithm": "lamb"}}, "whole parameters"),
-        ("full", {"gradient_compression": {"method": "int8"}}, "no hook for compression"),
+        ("full", {"gradient_compression": {"method": "int8"}}, "no hook for this compression"),
         ("full", {"gradient_compression": {"method": "bf16"}}, None),
         ("zero1", {"gradient_compression": {"method": "dgc"}}, "holds only a part of the parameters"),
         ("grad_op", {"hierarchical_allreduce": {"levels": 2}}, "sharding mode hybrid"),

@@ -48,7 +48,7 @@ def test_over_a_slow_link_two_levels_are_recommended(tmp_path: Path, networks: t
         ("] baseline", SHORT),  # the first trial begins
         *(
             pytest.param(moment, LONG, marks=pytest.mark.soak)
-            for moment in ("looking at the workload", "] baseline", "running", "confirming")
+            for moment in ("inspecting the workload", "] baseline", "running", "confirming")
         ),
     ],
 )

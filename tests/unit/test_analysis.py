@@ -110,7 +110,7 @@ def test_ranks_of_different_runs_are_an_error(tmp_path):
 
 
 def test_no_files_are_an_error():
-    with pytest.raises(TraceError, match="name at least one file"):
+    with pytest.raises(TraceError, match="give at least one file"):
         analyse_traces([])
 
 

@@ -82,7 +82,7 @@ def test_steps_are_as_without_the_profiler_where_both_sides_know_that():
     assert changes(compared) == pytest.approx({HOST: -5, MATMUL: 0})
     half = compare_breakdowns([before], [replace(after, rescaled={})])
     assert changes(half)[HOST] == pytest.approx(-10)
-    assert any("for one side only" in note for note in half.notes)
+    assert any("for only one side" in note for note in half.notes)
 
 
 def test_an_untrusted_capture_is_named():

@@ -223,7 +223,12 @@ class TestExtrapolation:
 
     def test_what_was_assumed_is_said(self) -> None:
         said = " ".join(on_hosts().assumptions)
-        for part in ("global batch grows", "evenly during the backward pass", "links reach the given", "loses 0%"):
+        for part in (
+            "global batch grows",
+            "at a constant rate during the backward pass",
+            "links reach the given",
+            "loses 0%",
+        ):
             assert part in said
         assert "4 ranks and emulated links" in on_hosts().validated
 

@@ -119,7 +119,7 @@ class TestExits:
             (
                 {"code": 3, "signal_number": None},
                 K.CRASH,
-                "the process exited with status 3 in the middle of the trial",
+                "the process exited with status 3 during the trial",
             ),
             (
                 {"code": None, "signal_number": signal.SIGKILL, "out_of_memory": True},

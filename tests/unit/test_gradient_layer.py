@@ -193,7 +193,7 @@ def test_a_verdict_says_that_the_reference_had_no_time_or_memory_for_a_twin(
     assert [check.name for check in judged.checks if not check.passed] == []
     assert "gradients in FP32" not in {check.name for check in judged.checks}
     assert judged.notes == (
-        "gradients not compared in FP32: the reference was made without them, for lack of time or memory",
+        "gradients not compared in FP32: the reference has no FP32 gradients, for lack of time or memory",
     )
 
 

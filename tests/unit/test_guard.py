@@ -552,7 +552,7 @@ class TestVerdict:
         for spec in (self.spec(own, choices=off.choices), other):
             verdict = run_guard(own.job(), own.files, spec, 0, coordinator)
             assert not verdict.passed
-            assert verdict.reason.startswith("the training does not repeat itself")
+            assert verdict.reason.startswith("the training is not reproducible")
             assert "Seed every generator" in verdict.reason
         loss = next(check for check in verdict.checks if check.name == LOSS)
         assert loss.tolerance < 0.001
@@ -560,7 +560,7 @@ class TestVerdict:
     def test_says_what_was_compared_and_what_could_not_be(self, study: Study, coordinator: Coordinator) -> None:
         verdict = run_guard(study.job(), study.files, self.spec(study), 0, coordinator)
         told = "; ".join(verdict.compared)
-        assert told.startswith("update equal to 1e-05 in 5 steps (")
+        assert told.startswith("updates equal within a relative 1e-05 in 5 steps (")
         assert "gradients within the rounding of FP32 (" in told
         assert verdict.notes == ()
 

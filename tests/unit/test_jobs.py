@@ -199,7 +199,7 @@ class TestFailures:
         server.other.send(exited())
         failure = self.ended(board, server, job)
         assert failure is not None
-        assert failure.message == "the process exited with status 0 in the middle of the trial"
+        assert failure.message == "the process exited with status 0 during the trial"
 
     def test_a_job_that_we_killed_did_not_crash(self, board: JobBoard, server: Server) -> None:
         job = start(board, server)

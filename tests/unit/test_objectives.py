@@ -190,7 +190,10 @@ class TestCounting:
 class TestWords:
     @pytest.mark.parametrize(
         ("objective", "claim"),
-        [("energy", "the work per joule of today's settings"), ("steps:10000", "over 10,000 steps with compilation")],
+        [
+            ("energy", "the work per joule of today's settings"),
+            ("steps:10000", "over 10,000 steps, including compilation"),
+        ],
     )
     def test_pages_and_exports_say_what_was_optimised(self, objective, claim):
         run, answer = studied(objective)

@@ -204,7 +204,7 @@ def test_steps_are_those_of_one_thread() -> None:
         ("report.nsys-rep", b"\x00\x01", "report of Nsight Systems.*nsys export --type sqlite"),
         ("kernels.ncu-rep", b"\x00", "Nsight Compute"),
         ("steps.pftrace", b"\x0a\x00", "Perfetto's own format.*--output-format json"),
-        ("host.xplane.pb", b"\x0a", "name the .trace.json.gz"),
+        ("host.xplane.pb", b"\x0a", "pass the .trace.json.gz"),
         ("memory.pickle", b"\x80\x04", "Steptune does not open pickles"),
         ("results.csv", b"a,b\n", "_kernel_trace.csv"),
         ("report.sqlite", b"SQLite format 3\x00" + b"\xff" * 200, "SQLite file cannot be read"),

@@ -410,7 +410,7 @@ class TestRepairs:
     def test_values_that_json_does_not_have(self, tmp_path: Path, token: bytes) -> None:
         trace = read(tmp_path, broken("123", token))
         assert len(trace) == 4
-        assert trace.losses == ("1 piece of invalid JSON in the file repaired",)
+        assert trace.losses == ("1 piece of invalid JSON in the file, repaired",)
 
     def test_such_a_value_as_a_time_leaves_the_event_out(self, tmp_path: Path) -> None:
         trace = read(tmp_path, broken('"ts": 1', b'"ts": NaN'))
@@ -453,7 +453,7 @@ class TestRepairs:
         content = json.dumps({"traceEvents": [{**operator("a", 0, 1), "args": {"v": 123}}]}).encode()
         trace = read(tmp_path, content.replace(b"123", token))
         assert (len(trace), trace.framing) == (1, "whole file")
-        assert trace.losses == ("1 piece of invalid JSON in the file repaired",)
+        assert trace.losses == ("1 piece of invalid JSON in the file, repaired",)
 
     def test_a_broken_head_costs_only_what_it_describes(self, tmp_path: Path) -> None:
         trace = read(tmp_path, kineto_text(EVENTS, **TOP).replace(b'"rank"', b'rank"'))

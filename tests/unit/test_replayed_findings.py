@@ -202,7 +202,7 @@ def test_a_step_that_waits_for_its_loader_is_not_named_launch_bound() -> None:
     rules = {finding.rule: finding for finding in findings}
     assert findings[0].rule == "input_bound"
     launches = rules["launch_bound"]
-    assert launches.message.startswith("after stalls and waits, ")
+    assert launches.message.startswith("apart from stalls and waits, ")
     assert launches.severity == "note"
     assert launches.evidence["expected"] < rules["input_bound"].evidence["expected"]
     assert "once input_bound is mended" in finding_gain(launches)
@@ -221,7 +221,7 @@ def test_a_gain_that_was_not_replayed_is_shown_as_a_range_and_why() -> None:
     stall, launches, *_ = get_findings_info(analysis)
     assert stall.gain == "between none and 8.32×, not replayed: a single step shows no steady state"
     assert launches.gain == "between none and 1.10×, not replayed, as above"
-    assert launches.message == "after stalls and waits, launching costs at most 9% of the step"
+    assert launches.message == "apart from stalls and waits, launching work takes at most 9% of the step"
     page = " ".join(render_trace_page(analysis).split())
     assert f"Could gain {stall.gain}." in page
 
@@ -263,7 +263,7 @@ def stalls_beside_launches(rank: int, step: int, place: int) -> list[Do]:
 def test_what_others_have_to_precede_is_not_shown_first(tmp_path: Path) -> None:
     """The host is what the step waits for, mostly for launches, but stalls have to go first."""
     analysis, findings = found(tmp_path, training(host=45.0, device=12.0, operations=100, extra=stalls_beside_launches))
-    assert findings["launch_bound"].message.startswith("after stalls")
+    assert findings["launch_bound"].message.startswith("apart from stalls")
     assert get_findings_info(analysis)[0].message == findings["host_stall"].message
 
 

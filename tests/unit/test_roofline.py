@@ -100,9 +100,7 @@ def test_without_shapes_nothing_is_stated(tmp_path):
     found = analysis.roofline
     assert (found.step_flops, found.mfu, found.operators, found.kernels) == (None, None, (), ())
     assert "not recorded" in found.silent
-    assert get_roofline_info(found, analysis.breakdowns, 5).note.startswith(
-        "No roofline is available: shapes of arguments"
-    )
+    assert get_roofline_info(found, analysis.breakdowns, 5).note.startswith("No roofline is available: argument shapes")
     assert get_trace_headline(make_analysis(analysis)).utilisation == ""
 
 

@@ -158,7 +158,7 @@ def test_an_argument_that_comes_from_the_command_line_stays_there(tmp_path: Path
             "        loss.backward()\n",
             "        finish(loss, optimizer)\n",
             {"precision": {"level": "O1", "dtype": "bfloat16"}},
-            "are not in one block",
+            "are not in the same block of code",
             id="backward",
         ),
     ],
@@ -245,7 +245,7 @@ def test_statements_that_cannot_be_indented_as_they_are_are_left_alone(tmp_path:
     text = SCRIPT.replace(line, other)
     assert text != SCRIPT
 
-    with pytest.raises(RecommendationError, match="cannot be indented as they are"):
+    with pytest.raises(RecommendationError, match="cannot be indented without changing"):
         script_diff(recommended(tmp_path, text, precision=AUTOCAST))
 
 
@@ -258,13 +258,13 @@ LOSS = "        loss = torch.nn.functional.cross_entropy(output, y)\n"
         pytest.param(
             "        output = model(x)\n",
             "        with torch.autocast('cpu', enabled=args.amp): output = model(x)\n",
-            "inside the script's own autocast",
+            "inside its own autocast",
             id="switched_off",
         ),
         pytest.param(
             "        output = model(x)\n",
             "        with context: output = model(x)\n        context = torch.autocast('cpu', enabled=args.amp)\n",
-            "inside the script's own autocast",
+            "inside its own autocast",
             id="switched_off_before",
         ),
         pytest.param(
@@ -386,7 +386,7 @@ def test_the_implementation_that_stands_there_goes(tmp_path: Path, today: str, w
         pytest.param(
             "torch.optim.AdamW(model.parameters(), lr=1e-3)",
             "[torch.optim.AdamW(model.parameters()) for model in models]",
-            "exists only inside one expression",
+            "exists only inside a comprehension or lambda",
             id="comprehension",
         ),
     ],

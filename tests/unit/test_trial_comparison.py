@@ -36,7 +36,7 @@ def test_the_step_is_measured_by_the_windows_with_welchs_interval():
     assert (compared.measured.before_ns, compared.measured.after_ns) == pytest.approx((104.5, 81))
     expected = stats.ttest_ind(after, before, equal_var=False).confidence_interval(0.95)
     assert (compared.measured.low_ns, compared.measured.high_ns) == pytest.approx((expected.low, expected.high))
-    assert any(note.startswith("one process start each") for note in compared.notes)
+    assert any(note.startswith("each configuration ran once") for note in compared.notes)
 
 
 def test_long_windows_count_for_more():

@@ -59,7 +59,7 @@ CATEGORIES: tuple[CategoryInfo, ...] = (
     CategoryInfo(
         category=Category.MATMUL,
         group="compute",
-        title="matrix products and convolutions",
+        title="matmuls and convolutions",
         counts="kernels or operators of dense linear algebra",
     ),
     CategoryInfo(
@@ -108,13 +108,13 @@ CATEGORIES: tuple[CategoryInfo, ...] = (
         category=Category.COMMUNICATION,
         group="communication",
         title="exposed communication",
-        counts="collectives while nothing is computed",
+        counts="collectives while no compute runs",
     ),
     CategoryInfo(
         category=Category.PIPELINE_BUBBLE,
         group="communication",
         title="pipeline bubble",
-        counts="point-to-point sends and receives, and waits for them, while nothing is computed",
+        counts="point-to-point sends and receives, and waits for them, while no compute runs",
     ),
     CategoryInfo(
         category=Category.COPY_H2D,
@@ -144,7 +144,7 @@ CATEGORIES: tuple[CategoryInfo, ...] = (
         category=Category.EPOCH_RESTART,
         group="input/output",
         title="epoch restart",
-        counts="start of the loader in a new epoch, spread over the epoch's steps",
+        counts="restart of the loader for a new epoch, averaged over the epoch's steps",
     ),
     CategoryInfo(
         category=Category.SYNCHRONISATION,
@@ -192,8 +192,8 @@ CATEGORIES: tuple[CategoryInfo, ...] = (
         category=Category.QUEUED,
         group="gaps",
         title="queued but blocked",
-        counts="the device is idle because operations launched long before wait for another stream, a peer or a full "
-        "queue",
+        counts="the device is idle because operations that were launched long before must wait for another "
+        "stream, a peer or a full queue",
     ),
     CategoryInfo(
         category=Category.UNKNOWN,

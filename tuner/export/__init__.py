@@ -50,7 +50,7 @@ def why_not_exported(exporter: Exporter, recommendation: Recommendation) -> str 
     """Return the reason why a format cannot hold a recommendation; None where it can."""
     if is_command(recommendation.workload) and not isinstance(exporter, NativeJson):
         return (
-            "a training script is changed at its own lines: export the format diff, or the format json for "
+            "this format cannot change a training script: export the format diff, or the format json for "
             "steptune.enable"
         )
     return exporter.refusal(recommendation)

@@ -95,7 +95,9 @@ def _checkpointing(choice: Choice, recommendation: Recommendation) -> Said:
     if every == 1:
         return Said(sections={"fsdp_config": {"fsdp_activation_checkpointing": True}})
     return Said(
-        missing={"every": "FSDP in Accelerate checkpoints all of its blocks or none; this export checkpoints none"}
+        missing={
+            "every": "FSDP in Accelerate checkpoints all of its blocks or none; this export checkpoints none of them"
+        }
     )
 
 
@@ -145,7 +147,7 @@ def _unwrapped(recommendation: Recommendation) -> dict[str, str]:
     if sharding_of(recommendation).wrap != "block":
         return {}
     return {
-        "wrap": "name the block's class in fsdp_transformer_layer_cls_to_wrap, unless it is a model of transformers"
+        "wrap": "name the block's class in fsdp_transformer_layer_cls_to_wrap, unless the model comes from transformers"
     }
 
 

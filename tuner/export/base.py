@@ -94,18 +94,18 @@ def headline(recommendation: Recommendation) -> str:
     if proven_gain(recommendation) is not None:
         return f"{ratio(speed.ratio, 'x')} {_claim(recommendation)} ({interval})"
     if recommendation.verdict is Verdict.INCONCLUSIVE and not recommendation.candidate.is_baseline:
-        return f"inconclusive: the gain of these settings is only known to lie in its {interval}"
+        return f"inconclusive: the gain of these settings is uncertain ({interval})"
     if recommendation.of_trial is not None:
         return f"the settings of trial {recommendation.of_trial}, chosen by hand; their gain is not confirmed"
     better = parse_objective(recommendation.objective).better
     return {
         Verdict.FASTER: f"{better} than today's settings",
         Verdict.NO_SIGNIFICANT_GAIN: (
-            "no significant gain was found; these are today's settings, or settings that are as fast"
+            "no significant gain was found; these are today's settings, or settings of the same speed"
         ),
         Verdict.ENABLES_TRAINING: "makes the training fit into memory, which today's settings do not",
         Verdict.UNCONFIRMED: "the best settings seen, whose gain is not confirmed",
-        Verdict.INCONCLUSIVE: "gains could not be told from noise; these are today's settings",
+        Verdict.INCONCLUSIVE: "gains could not be distinguished from noise; these are today's settings",
         Verdict.NOT_SEARCHED: "no candidate was tried; these are today's settings",
     }[recommendation.verdict]
 

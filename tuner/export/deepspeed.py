@@ -56,7 +56,7 @@ def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
     sharding = sharding_of(recommendation)
     stage = sharding.words.zero_stage
     if stage is None:
-        return Said(missing=dict.fromkeys(choice, "ZeRO has no such mode; this export does not shard"))
+        return Said(missing=dict.fromkeys(choice, "ZeRO has no equivalent of this mode; this export does not shard"))
     zero: dict[str, Any] = {"stage": stage}
     missing = sharding.unsaid("ZeRO limits prefetching by size, not by number of units")
     if stage == 3:

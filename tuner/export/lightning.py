@@ -85,7 +85,9 @@ def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
     if sharding.words.fsdp1 is None:
         return Said(missing=dict.fromkeys(choice, "Lightning shards by FSDP1; this export does not shard"))
     if sharding.mode == "hybrid":
-        reason = "FSDPStrategy requires your auto_wrap_policy or device_mesh with it; this export does not shard"
+        reason = (
+            "hybrid sharding in FSDPStrategy requires your auto_wrap_policy or device_mesh; this export does not shard"
+        )
         return Said(missing=dict.fromkeys(choice, reason))
     options = {"sharding_strategy": sharding.words.fsdp1, "cpu_offload": sharding.cpu_offload}
     missing = sharding.unsaid()

@@ -20,15 +20,15 @@ NO_BATCH = "the global batch cannot be divided evenly over ranks and micro-batch
 NO_LAYOUT = "your script's parameters do not share one buffer; use steptune.apply"
 ONE_RANK = "one process has no gradients to reduce"
 NO_EPOCHS_AHEAD = {"epochs_ahead": "a DataLoader cannot start an epoch before the last one ends; use steptune.apply"}
-STAYS_SET = "measured with the value in the environment; start the training with the same value"
-LIKE_OTHERS = "PyTorch uses a given bucket size for the first bucket, too"
+STAYS_SET = "measured with this variable set; start the training with the same value"
+LIKE_OTHERS = "PyTorch also applies a given bucket size to the first bucket"
 DDP_FLAGS = {
     "static_graph": "static_graph",
     "bucket_views": "gradient_as_bucket_view",
     "find_unused": "find_unused_parameters",
 }
 """Arguments of DistributedDataParallel, by parameter."""
-TOKEN_WEIGHTS = "micro-batches have equal weights there; the measured run weighted them by their tokens"
+TOKEN_WEIGHTS = "micro-batches have equal weights in the export; the measured run weighted them by their tokens"
 
 
 def data_loading(choice: Choice, recommendation: Recommendation) -> Said:

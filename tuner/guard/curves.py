@@ -334,9 +334,9 @@ def check_repetition(reference: GuardReference) -> GuardCheck | None:
         passed=False,
         observed=ratio,
         tolerance=1.0,
-        detail="the training does not repeat itself: two runs of today's settings with the same seed and batches "
-        f"differ by {by:.2g} in the {what}, {ratio:.2g} times the difference that is allowed besides rounding, "
-        "so the effect of a change cannot be told from chance. Seed every generator that data and loss use "
+        detail="the training is not reproducible: two runs of today's settings with the same seed and batches "
+        f"differ by {by:.2g} in the {what}, {ratio:.2g} times the difference allowed beyond rounding, "
+        "so the effect of a change cannot be distinguished from chance. Seed every generator that data and loss use "
         "(worker_init, NumPy, Python), keep no state between processes, or allow lossy choices, which are "
         "compared over a longer horizon",
     )
@@ -379,8 +379,8 @@ def _check_horizon(reference: GuardReference, curve: Curve) -> GuardCheck:
         passed=missing <= tolerance,
         observed=missing,
         tolerance=tolerance,
-        detail=f"after {len(curve.horizon_losses)} steps the candidate lacks {missing:.1%} of the reference's "
-        f"fall in loss, allowed {tolerance:.1%}",
+        detail=f"after {len(curve.horizon_losses)} steps the candidate's loss lags by {missing:.1%} of the "
+        f"reference's fall, allowed {tolerance:.1%}",
     )
 
 
@@ -393,16 +393,16 @@ def compared(checks: Sequence[GuardCheck], curve: Curve, unit_roundoff: float) -
     arithmetic = ARITHMETICS.get(unit_roundoff, f"{unit_roundoff:.2g}")
     steps = len(curve.losses)
     parts = {
-        "update": f"update equal to {RELATIVE:g} in {steps} steps",
+        "update": f"updates equal within a relative {RELATIVE:g} in {steps} steps",
         "gradient": f"gradients within the rounding of {arithmetic}",
-        "twin": "gradients within the rounding of FP32 when the candidate's precision is taken back",
-        "output": f"modules' outputs within the rounding of {arithmetic}, each from its own inputs",
+        "twin": "gradients within the rounding of FP32 when the candidate runs without its precision choice",
+        "output": f"module outputs within the rounding of {arithmetic}, for the inputs that each module received",
         "state": "statistics and other untrained state within the same rounding",
-        "average": "averages of weights against their recurrence",
-        "calls": "rates of dropout, bounds of clipping and steps of schedulers",
-        "pointwise": f"losses and their gradients' norm in {steps} steps",
-        "masks": f"masks by their scatter of gradients and by the mean gradient in {len(curve.curve_losses)} steps",
-        "mask rate": "masks by rate and scale, module by module",
+        "average": "weight averages that follow the reference's averaging rule",
+        "calls": "dropout rates, clipping bounds and scheduler steps",
+        "pointwise": f"losses and gradient norms in {steps} steps",
+        "masks": f"dropout masks by the mean and scatter of gradients in {len(curve.curve_losses)} steps",
+        "mask rate": "dropout masks by rate and scale in each module",
         "curve": f"mean loss of {len(curve.curve_losses) or len(curve.horizon_losses)} steps with dropout on",
         "loader": "order and content of samples",
     }

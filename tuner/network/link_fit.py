@@ -44,7 +44,7 @@ def fit_link(timings: Sequence[CollectiveTiming], *, kind: str, num_sharing: int
     """
     if len({timing.message_bytes for timing in timings}) < 2:
         raise RunnerError(
-            f"fitting a link requires timings of at least 2 message sizes; the {len(timings)} timings have fewer"
+            f"fitting a link requires timings of at least 2 message sizes; the {len(timings)} timings cover fewer"
         )
     durations_ns = np.array([t.duration_ns for t in timings], dtype=float)
     wire_bytes = np.array([num_sharing * t.message_bytes * bus_factor(t.collective, t.num_ranks) for t in timings])

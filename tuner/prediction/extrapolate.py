@@ -29,12 +29,13 @@ from steptune.tuner.strategies.combine import complete_choices, numerics_of
 MAX_HOSTS = 1024
 MAX_RANKS = 8192
 GRADIENTS = (
-    "gradients become ready evenly during the backward pass: in practice the largest tensors may come first or last",
+    "gradients become ready at a constant rate during the backward pass; in practice the largest tensors may come "
+    "first or last",
     "the global batch grows with the ranks: each rank computes as many samples as in the measurement",
     "hosts and devices are identical, and no other job uses the links",
     "collectives use rings in host order and run one at a time, overlapping compute",
 )
-LINKS = "links reach the given bandwidth and cost nothing else but their latency; TCP often reaches less"
+LINKS = "links reach the given bandwidth and add only their latency; TCP often reaches a lower bandwidth"
 
 
 def extrapolate(

@@ -77,15 +77,13 @@ WAYS: tuple[WayToCommunicate, ...] = (
     WayToCommunicate(family=Family.COMPRESSED, label="PowerSGD of rank 4", changes=_compressed("powersgd", rank=4)),
     WayToCommunicate(family=Family.COMPRESSED, label="DGC, 1 %", changes=_compressed("dgc", ratio=0.01)),
     WayToCommunicate(
-        family=Family.COMPRESSED, label="two levels, bf16 between", changes={**TWO_LEVELS, **_compressed("bf16")}
+        family=Family.COMPRESSED, label="two levels, bf16 between hosts", changes={**TWO_LEVELS, **_compressed("bf16")}
     ),
     WayToCommunicate(
-        family=Family.COMPRESSED, label="two levels, int8 between", changes={**TWO_LEVELS, **_compressed("int8")}
+        family=Family.COMPRESSED, label="two levels, int8 between hosts", changes={**TWO_LEVELS, **_compressed("int8")}
     ),
     WayToCommunicate(family=Family.SHARDED, label="ZeRO-1", changes=_sharded("zero1")),
-    WayToCommunicate(
-        family=Family.SHARDED, label="FSDP until the backward pass, by block", changes=_sharded("grad_op", wrap="block")
-    ),
+    WayToCommunicate(family=Family.SHARDED, label="FSDP grad_op, by block", changes=_sharded("grad_op", wrap="block")),
     WayToCommunicate(family=Family.SHARDED, label="FSDP full, by block", changes=_sharded("full", wrap="block")),
     WayToCommunicate(family=Family.SHARDED, label="FSDP full, one unit", changes=_sharded("full", wrap="root")),
     WayToCommunicate(
@@ -95,7 +93,7 @@ WAYS: tuple[WayToCommunicate, ...] = (
     ),
     WayToCommunicate(
         family=Family.SHARDED,
-        label="FSDP hybrid without freeing, by block",
+        label="FSDP hybrid, by block, no reshard after forward",
         changes=_sharded("hybrid", wrap="block", reshard=False),
     ),
 )

@@ -126,7 +126,7 @@ def analyse_traces(
         TraceError: No file, a file that cannot be read, one rank twice, or ranks of different runs.
     """
     if not paths:
-        raise TraceError("no trace was given: name at least one file")
+        raise TraceError("no trace was given: give at least one file")
     notes: list[str] = []
     results = _analyse_files(paths, unprofiled_step_time_ns, top, details or {}, max_cells)
     return together(_numbered(paths, results, notes), notes)

@@ -113,7 +113,7 @@ def compare_breakdowns(
     totals = [[sum(step.values()) for step in side] for side in steps]
     notes = _different_kinds(before, after, labels)
     if not rescaled and any(b.rescaled for b in (*before, *after)):
-        notes.append("the step time without the profiler is known for one side only, so both sides show profiled times")
+        notes.append("the step time without the profiler is known for only one side, so both sides show profiled times")
     counts = len(steps[0]), len(steps[1])
     if counts[0] != counts[1]:
         notes.append(

@@ -175,13 +175,13 @@ FUSE = Remedy(
     advice="fuse the optimizer (fused=True)",
     cures=(Cure.FUSE_UPDATE,),
     useful=_can_fuse,
-    unless="it is fused, has no fused implementation in PyTorch, or the trace does not say how it updates",
+    unless="it is fused, has no fused implementation in PyTorch, or the trace does not show how it updates",
 )
 AT_ONCE = Remedy(
     advice="update all parameters at once (foreach=True, or a third-party fused implementation)",
     cures=FUSE.cures,
     useful=lambda facts: facts.optimizer == "for_loop" and facts.optimizer_name not in (*FUSABLE, "LBFGS"),
-    unless="it already does, PyTorch has a fused implementation, or the trace does not say how it updates",
+    unless="the optimizer already does, PyTorch has a fused version, or the trace does not show how it updates",
 )
 ENLARGE = Remedy(advice="use larger micro-batches", cures=(Cure.ENLARGE_PIECES,))
 LAUNCH_LESS = (
@@ -349,7 +349,7 @@ def _input_cause(evidence: Evidence) -> Cause | None:
             message=f"{where} {bound} ({activity.runnable_share:.0%} of the time)",
             remedies=(
                 Remedy(
-                    advice="use as many worker processes as there are cores to spare, keep decoded samples, or make "
+                    advice="use as many worker processes as there are free cores, keep decoded samples, or make "
                     "the transforms cheaper",
                     cures=(Cure.MAKE_BATCHES_SOONER,),
                 ),
@@ -382,7 +382,7 @@ def _loader_cause(facts: StepFacts) -> Cause | None:
         message=f"{count} already load batches, but do not keep up",
         remedies=(
             Remedy(
-                advice="use more workers or prefetch more batches as far as cores are free, make samples cheaper, or "
+                advice="use more workers or prefetch more batches if cores are free, make samples cheaper to load, or "
                 "keep decoded samples",
                 cures=(Cure.MAKE_BATCHES_SOONER,),
             ),
@@ -422,7 +422,7 @@ def _kernels_cause(found: list[str], message: str, *otherwise: Remedy) -> Cause 
     if not found:
         return None
     kernels = " and ".join(found)
-    fuse = Remedy(advice=f"let fused kernels compute what they can: {kernels}", cures=(Cure.FUSE_PARTS,))
+    fuse = Remedy(advice=f"use the fused kernels that apply: {kernels}", cures=(Cure.FUSE_PARTS,))
     return Cause(name="kernels", message=f"{kernels} {message}", remedies=(fuse, *otherwise))
 
 
@@ -466,10 +466,10 @@ RULES: tuple[Rule, ...] = (
         of_causes=(Cure.FUSE_PARTS,),
         devices=("cuda",),
         replayed=DISPATCH,
-        replayed_message="launch-bound: apart from stalls and waits, launching costs {share} of the step",
+        replayed_message="launch-bound: apart from stalls and waits, launching work takes {share} of the step",
         bounded_by=LAUNCHES,
         aside=lambda evidence: evidence.sets_launches_aside,
-        aside_message="after stalls and waits, launching costs {share} of the step",
+        aside_message="apart from stalls and waits, launching work takes {share} of the step",
     ),
     Rule(
         name="python_bound",
@@ -526,7 +526,7 @@ RULES: tuple[Rule, ...] = (
         name="exposed_communication",
         categories=(Category.COMMUNICATION,),
         thresholds=(0.05, 0.10, 0.30),
-        message="{share} of the step is spent communicating while nothing is computed",
+        message="{share} of the step is spent communicating while no compute runs",
         remedies=(
             Remedy(advice="overlap communication with the backward pass", cures=COMMUNICATE_LESS.cures),
             COMMUNICATE_LESS,
@@ -540,7 +540,7 @@ RULES: tuple[Rule, ...] = (
         message="for {share} of the step a pipeline stage sends to or waits for its neighbour",
         remedies=(
             Remedy(
-                advice="use more and smaller micro-batches, an interleaved schedule, or stages of equal length",
+                advice="use more and smaller micro-batches, an interleaved schedule, or stages of equal duration",
                 cures=(Cure.SHRINK_PIECES,),
             ),
         ),

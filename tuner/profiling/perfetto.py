@@ -91,7 +91,7 @@ def write_perfetto(
     except (EOFError, zlib.error):
         target.unlink(missing_ok=True)
         raise TraceError(
-            f"{sources[0]} is truncated or damaged, and tracks can be added to complete traces only: analyse it "
+            f"{sources[0]} is truncated or damaged, but tracks can be added only to a complete trace: analyse it "
             "without tracks"
         ) from None
     except OSError as error:

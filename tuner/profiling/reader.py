@@ -184,7 +184,7 @@ class _Reader:
         if self._blocks.problem:
             self._losses.insert(0, self._blocks.problem)
         if self._num_repaired:
-            self._losses.append(f"{counted(self._num_repaired, 'piece')} of invalid JSON in the file repaired")
+            self._losses.append(f"{counted(self._num_repaired, 'piece')} of invalid JSON in the file, repaired")
         return self._columns.finish(
             header,
             framing="chunked" if events else "whole file",
@@ -347,7 +347,7 @@ class _Reader:
             self._losses.append("the fields after the events could not be read")
         else:
             self._is_whole = False
-            self._losses.append("the file is truncated or damaged: only the events before that point were read")
+            self._losses.append("the file is truncated or damaged: only the events before the damage were read")
         return self._read_head(head)
 
     def _read_head(self, head: bytes) -> Header:

@@ -28,7 +28,7 @@ from steptune.tuner.trace_records import Roofline, RooflineRow
 LEAST_KNOWN = 0.95
 """Minimum share of the matmul time that must have a FLOP count for the FLOP of the step to be reported."""
 MULTIPLYING = (Category.MATMUL, Category.ATTENTION)
-NO_SHAPES = "shapes of arguments are not recorded (record_shapes=True)"
+NO_SHAPES = "argument shapes were not recorded; they require record_shapes=True"
 
 
 def roofline(

@@ -56,10 +56,10 @@ STALL_ADVICE = {
     "profiler": "no action needed: the profiler was writing its buffers, and steps without it do not have this stall",
     "collection": "collect garbage outside the steps (gc.freeze() after building, gc.disable(), gc.collect() between "
     "epochs)",
-    "compilation": "compile before the steps: warm up every shape, or let compiled shapes be dynamic",
+    "compilation": "compile before the steps: warm up every shape, or compile with dynamic shapes",
     "checkpoint": "write checkpoints asynchronously (torch.distributed.checkpoint.async_save), or less often",
     "evaluation": "evaluate outside the profiled steps, or less often",
-    "lock or sleep": "find the holder of the lock, or remove the sleep",
+    "lock or sleep": "find the thread that holds the lock, or remove the sleep",
     "logging": "log less often, or from another thread",
 }
 """Advice by the kind of a stall; the stall's name determines the kind."""
@@ -73,4 +73,4 @@ def _stall_advice(longest: Stall, facts: StepFacts) -> str:
         return "move this work out of the step, or run it in parallel with the steps"
     if facts.own_capture:
         return f"look in the step's own code for {causes}"
-    return f"record a few steps with with_stack=True, which tells {causes} apart"
+    return f"record a few steps with with_stack=True to find the cause: {causes}"

@@ -45,9 +45,9 @@ def _files(name: str) -> list[Path]:
         matches = sorted(glob.glob(name, recursive=True))  # noqa: PTH207  (takes absolute patterns)
         files = [Path(match) for match in matches if Path(match).is_file()]
         if not files:
-            raise TraceError(f"{name} matches no file: name the traces of a run, or their folder")
+            raise TraceError(f"{name} matches no file: give the traces of a run, or their folder")
         return [file for match in files for file in _named(match)]
-    raise TraceError(f"{name} does not exist: name a trace of torch.profiler ({' or '.join(SUFFIXES)}) or its folder")
+    raise TraceError(f"{name} does not exist: give a trace of torch.profiler ({' or '.join(SUFFIXES)}) or its folder")
 
 
 def _named(path: Path) -> list[Path]:
@@ -64,7 +64,7 @@ def _inside(folder: Path) -> list[Path]:
     traces = [*(path for path in files if _looks_like_a_trace(path)), *others]
     if not traces:
         held = f"{len(files)} JSON files, but no trace" if files else f"no file that ends in {' or '.join(SUFFIXES)}"
-        raise TraceError(f"{folder} holds {held}: name the folder in which torch.profiler wrote its traces")
+        raise TraceError(f"{folder} holds {held}: give the folder in which torch.profiler wrote its traces")
     return traces
 
 

@@ -23,9 +23,7 @@ from steptune.tuner.profiling.comparison import (
 from steptune.tuner.records import Environment, GapSite, KernelStats, TrialResult
 from steptune.tuner.trace_records import Comparison, GapDifference, KernelDifference
 
-ONE_START = (
-    "one process start each: further starts of the two configurations may differ by more than the intervals show"
-)
+ONE_START = "each configuration ran once: further runs may differ by more than the intervals show"
 
 _Rows = dict[tuple[str, str], tuple[float, float]]
 

@@ -83,7 +83,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         replayed=LAUNCHES,
     ),
     Scenario(
-        name="kernels with a known floor ran at their roofline, which is a bound",
+        name="every kernel with a known roofline ran at it (an upper bound)",
         # Only a simulation tells what faster kernels leave of the step.
         saved_ns=lambda b: 0.0,
         devices=("cuda",),
@@ -100,7 +100,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         name=f"the batch were {LARGER_BATCH} times as large",
         saved_ns=lambda b: (1 - 1 / LARGER_BATCH) * _without_stalls(b, *FIXED),
     ),
-    Scenario(name="nothing were computed again", saved_ns=lambda b: b.removable_ns(Category.RECOMPUTE)),
+    Scenario(name="no activations were recomputed", saved_ns=lambda b: b.removable_ns(Category.RECOMPUTE)),
 )
 
 

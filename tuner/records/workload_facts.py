@@ -110,7 +110,7 @@ class ModelFacts(Record):
     """Reason why `tensor_units` is 0; empty otherwise."""
     chain_refusal: str = ""
     """Reason why the repeated blocks cannot be pipeline stages; empty where they can, or where there are none."""
-    mask_refusal: str = "its attention was not looked at"
+    mask_refusal: str = "its attention was not inspected"
     """Reason why the causal flag of attention would give another result than the model's masks; empty if the result is
     the same."""
     kernel_refusals: dict[str, str] = field(default_factory=dict)

@@ -122,7 +122,7 @@ class _Writer:
             NotEditableError: They have no plain idiom here.
         """
         if not outside.changes:
-            raise NotEditableError(f"it is an environment variable: {outside.words}")
+            raise NotEditableError(f"environment variables are set outside the script: {outside.words}")
         self._write_all([*self._done, outside])
         self._done.append(outside)
 
@@ -185,7 +185,7 @@ class _Writer:
         call = wrapped_loader(file, line) or file.call(line, [self._script.loader or ""])
         _of_torch(file, call, "torch.utils.data.")
         if len(call.args) >= POSITIONAL:
-            raise NotEditableError("its arguments are given by position")
+            raise NotEditableError("arguments of the DataLoader are given by position")
         present = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
         changed: dict[str, object] = {}
         takes_options = not any(part.endswith(".sh") for part in self._script.command)
@@ -244,7 +244,7 @@ class _Writer:
         if len(owners) != 1 or not (name := owners.pop()).removeprefix("self.").isidentifier():
             raise NotEditableError("the optimizer's parameters do not come from a single variable")
         if is_in_scope_of_its_own(file.tree, call):
-            raise NotEditableError(f"{name} exists only inside one expression")
+            raise NotEditableError(f"{name} exists only inside a comprehension or lambda")
         last = name.removeprefix("self.")
         caller, line = self._at("model")
         if not is_called(caller.tree, line, last):

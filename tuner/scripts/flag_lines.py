@@ -52,7 +52,7 @@ def flag_lines(changes: Mapping[str, Scalar], tree: ast.AST, line: int, others: 
         if own or name not in DEFAULTS or DEFAULTS[name] != value:
             lines.append(FLAGS[name].format(repr(value)))
     if flags and not lines:
-        raise NotEditableError("it only restores PyTorch's default settings")
+        raise NotEditableError("the change only restores PyTorch's default settings")
     return lines
 
 

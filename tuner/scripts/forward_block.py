@@ -29,11 +29,11 @@ def forward_and_loss(file: SourceFile, line: int) -> Sequence[ast.stmt]:
     while found is not None and not any(_backward_calls(found[0][found[1] :])):
         found = file.around(found[0])
     if found is None:
-        raise NotEditableError("the model's call and backward are not in one block")
+        raise NotEditableError("the model call and the backward call are not in the same block of code")
     block, first = found
     passes = [n for n, statement in enumerate(block) if any(_backward_calls([statement]))]
     if len(passes) != 1 or passes[0] <= first:
-        raise NotEditableError("the block that calls the model runs backward several times, or in the same statement")
+        raise NotEditableError("the block that calls the model calls backward several times, or in the same statement")
     forward, backward = block[first : passes[0]], list(_backward_calls([block[passes[0]]]))
     made, used = names(forward, ast.Store), names(backward, ast.Load)
     if any(
@@ -52,7 +52,9 @@ def _refuse_own_autocast(tree: ast.AST, line: int) -> None:
     assigned = [n for n in ast.walk(tree) if isinstance(n, ast.Assign) and names(n.targets, ast.Store) & set(items)]
     switches = [text for text in map(ast.unparse, assigned) if "autocast" in text and "enabled" in text]
     if switches or any("autocast" in text for text in items):
-        raise NotEditableError("the model is called inside the script's own autocast, which is switched off")
+        raise NotEditableError(
+            "the script calls the model inside its own autocast, which overrides the recommended one"
+        )
 
 
 def _refuse_numpy(function: ast.AST, outputs: set[str]) -> None:

@@ -129,7 +129,7 @@ class _Judgement:
         if not any(step["updates"] for step in self._reference["steps"]):
             self._notes.append("gradients and updates: the loop uses no torch optimizer")
         if self._reference["dropout"]:
-            self._notes.append("dropout: switched off in the guarded steps")
+            self._notes.append("dropout: Steptune switches it off in the guarded steps")
         if not self._candidate["same_initial"]:
             self._notes.append(
                 "initial weights: each run of the script draws different ones, so the candidate was given the "
@@ -170,7 +170,9 @@ class _Judgement:
                 continue
             rule = _rule(updates)
             if worst_deviation(rule, [_seen_step(update) for update in updates]).score > LIMIT:
-                self._notes.append(f"update not replayed: {kind} does not follow its own rule (a loaded state?)")
+                self._notes.append(
+                    f"update not replayed: {kind} does not follow its update rule (perhaps its state was loaded)"
+                )
                 continue
             deviation = worst_deviation(rule, [_seen_step(update) for update in found[key]])
             num_replayed += 1
@@ -273,7 +275,7 @@ class _Judgement:
             common = min(len(order), len(own))
             if common and order[:common] == own[:common]:
                 self._checks.append(GuardCheck(name="order", kind="loader", passed=True, observed=0.0, tolerance=0.0))
-                self._notes.append("content of samples: random, so only the order was compared, and it is the same")
+                self._notes.append("content of samples: random, so only the order was compared; the order is the same")
                 return
         self._checks.append(
             _failed("batches", "the loader's batches differ from those of today's settings", kind="loader")

@@ -192,8 +192,8 @@ def _no_view(folder: Path, reason: str, *, is_trial: bool) -> str:
             "not tuned"
         )
     return (
-        f"{refusal}. --in-place runs the script without a view: files that it writes until its steps are recorded "
-        "remain"
+        f"{refusal}. With --in-place the script runs without a view, and files that it writes before its steps are "
+        "recorded are kept"
     )
 
 

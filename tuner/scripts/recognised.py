@@ -30,7 +30,11 @@ def recognised(record: ScriptRecord) -> tuple[Item, ...]:
     """Return all items of a process, in the order of a training script."""
     return (
         _item("step", _step(record)),
-        _item("loader", _loader(record.training_loader), "none in the loop: the script makes its batches itself"),
+        _item(
+            "loader",
+            _loader(record.training_loader),
+            "none in the loop: the script creates its batches without a loader",
+        ),
         *(_item("model", _model(model)) for model in record.models or ()),
         *(() if record.models else (Item("model", "not seen", False),)),
         *(_item("optimizer", _optimizer(optimizer)) for optimizer in record.optimizers if optimizer.in_step),

@@ -130,7 +130,9 @@ class SourceFile:
         end = self._starts[statements[-1].end_lineno or statements[-1].lineno]
         block = textwrap.indent(self._source[begin:end].decode(), "\t" if "\t" in margin else INDENT)
         if not _reads_as(block, statements):
-            raise NotEditableError(f"the lines from {statements[0].lineno} on cannot be indented as they are")
+            raise NotEditableError(
+                f"the lines from line {statements[0].lineno} on cannot be indented without changing their meaning"
+            )
         self._edits.append((begin, end, f"{margin}{opening}{self._line_end}{block}".encode()))
 
     def _margin(self, statement: ast.stmt) -> str:

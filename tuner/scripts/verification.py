@@ -32,7 +32,7 @@ from steptune.tuner.search.verification import FALL_SHARE, SPREADS
 
 LOSS_SHARE = 0.01
 """Tolerance as a share of the loss: rounding grows over the steps, even where the loss does not fall."""
-STARTS_ON_CPU = "forks share the layout of the host's memory, which differs from start to start"
+STARTS_ON_CPU = "forks share a layout of host memory, which differs between runs"
 UNCHANGED = {OUTSIDE: ""}
 """Environment variables of the unchanged script, with which `steptune.enable()` in it does nothing."""
 
@@ -58,7 +58,7 @@ class ScriptVerification(Record):
     difference: float
     tolerance: float
     missing: tuple[str, ...] = ()
-    runs: str = "each starts the command"
+    runs: str = "each run starts the command"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,12 +115,12 @@ def verify_script(
             runner = ScriptRunner(look, directory, seed=seed)
             with contextlib.closing(runner.frozen(changed.start, directory / "logs" / "changed.log")) as frozen:
                 found = begun.compared(runner, ScriptRunner(frozen, directory, seed=seed), forked=True)
-            return msgspec.structs.replace(found, runs="each is a fork of a frozen copy, one copy for each script")
+            return msgspec.structs.replace(found, runs="each run is a fork of a frozen copy of its script")
         except CopyError as error:
             reason = str(error)
     runner = ScriptRunner(look, directory, seed=seed)
     found = begun.compared(runner, runner, forked=False)
-    return msgspec.structs.replace(found, runs=f"each starts the command, without a frozen copy: {reason}")
+    return msgspec.structs.replace(found, runs=f"each run starts the command, without a frozen copy: {reason}")
 
 
 def shares_layout(look: Look) -> bool:
@@ -173,7 +173,7 @@ class _Blocks:
                 missing = tuple(seen["missing"]) or missing
             longest_s = max(longest_s, time.monotonic() - began_s)
         (finalist,) = judge(unchanged.candidate, [self.changed.candidate], blocks)
-        assert finalist.gain is not None, "every block is complete, and there are two at least"
+        assert finalist.gain is not None, "every block is complete, and there are at least two"
         found = compare_losses(losses[unchanged.candidate.key], losses[self.changed.candidate.key], finalist.gain)
         return msgspec.structs.replace(found, missing=missing)
 

@@ -130,14 +130,14 @@ class ConfirmationRun:
         wanted = self._settings.confirm_blocks
         short = f": fewer than the {wanted} requested, because the budget was spent" if self._short_of_time else ""
         short = f": ended early, because {self._ended_early}" if self._ended_early else short
-        return f"{num_starts} starts against the baseline in random order{short}"
+        return f"{num_starts} runs against the baseline, in random order{short}"
 
     def no_time_for(self) -> list[str]:
         """Describe the requested blocks that were not run; empty if there are none."""
         missing = self._settings.confirm_blocks - len(self.blocks)
         if not self._finalists or missing <= 0 or self._ended_early:
             return []
-        return [f"{missing} of the {self._settings.confirm_blocks} blocks of the confirmation"]
+        return [f"{missing} of the {self._settings.confirm_blocks} confirmation blocks"]
 
     def _too_late(self, num_missing: int) -> bool:
         """Say whether the missing blocks would overrun the budget by more than `LONGEST_OVERRUN`."""

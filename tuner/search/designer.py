@@ -253,7 +253,7 @@ class Designer:
             candidate=self.reference,
             purpose=Purpose.BASELINE,
             stage="baseline",
-            reason="the configuration that gains are measured against",
+            reason="the reference configuration for all gains",
         )
         if not outcome.result.ok:
             self.failed, self.ended = outcome.result, "the reference could not be measured"
@@ -426,7 +426,7 @@ class Designer:
     def _end(self) -> None:
         probability = self._probability_left
         if self.knowledge.num_trials >= self._max_trials:
-            self._conclude("the trials were spent", "trials spent")
+            self._conclude("the limit on trials was reached", "trials spent")
         elif probability is not None and probability < UNLIKELY:
             self._conclude("a gain became unlikely", NOTHING_LEFT)
         else:

@@ -57,7 +57,7 @@ MAX_STARTS = 4
 """Maximum number of starts of one configuration."""
 LEAST_WORTH = 2e-4
 """Smallest expected gain of the answer, as a share of the step, for which a configuration is started again."""
-TITLES = {str(info.category): info.title for info in CATEGORIES} | {HOST: "the host and its launches"}
+TITLES = {str(info.category): info.title for info in CATEGORIES} | {HOST: "host work and kernel launches"}
 
 
 def expected_improvement(better: Floats, sd: Floats) -> Floats:
@@ -306,7 +306,7 @@ class Look:
             return []
         if not self._history.can_pay(candidate):
             return []
-        return [Proposal(candidate=candidate, reason="may be as fast, with fewer changes")]
+        return [Proposal(candidate=candidate, reason="may be as fast with fewer changes")]
 
     def _one_less(self, levels: Levels) -> Levels | None:
         """Undo the change with the smallest expected loss; None where that loss is likely or large."""

@@ -156,7 +156,7 @@ class Preparation:
         return Prepared(study=study, space=space, reference=BASELINE, priors=self._priors(space), trials_s=trials_s)
 
     def _look(self) -> tuple[Environment, WorkloadFacts]:
-        self._view.say(stage="looking at the machine")
+        self._view.say(stage="inspecting the machine")
         known = self._study.environment
         try:
             environment = self._runner.describe()
@@ -166,15 +166,15 @@ class Preparation:
             if known is None:
                 raise
             raise self._refused(
-                known, f"it cannot continue here ({error}). Resume it there, or start a new study"
+                known, f"the study cannot continue here ({error}). Resume it there, or start a new study"
             ) from None
         if known and known.hardware != environment.hardware and not self._other_hardware:
             raise self._refused(
                 known,
-                f"this machine is {environment.hardware.label}, or has other versions, and figures of different "
-                "machines are not compared. Start a new study",
+                f"this machine is {environment.hardware.label} or has other versions, and measurements of "
+                "different machines cannot be compared. Start a new study",
             )
-        self._view.say(stage="looking at the workload")
+        self._view.say(stage="inspecting the workload")
         facts = self._inspect()
         # Figures that change from one look to the next (free memory, measured peaks, links) stay as they were.
         environment = known if known and known.hardware == environment.hardware else self._with_topology(environment)
@@ -246,7 +246,7 @@ class Preparation:
         if self._view.left_s < needed:
             raise BudgetError(
                 f"the budget of {self._study.settings.budget_s:g} s is too short: {max(0, self._view.left_s):.0f} s "
-                f"are left after looking at the workload, and one trial takes at least {needed:.0f} s "
+                f"are left after the inspection of the workload, and one trial takes at least {needed:.0f} s "
                 f"({STEPS_OF_A_TRIAL} steps of {step_ns / 1e9:.2g} s). Give a larger --budget"
             )
 
@@ -322,7 +322,7 @@ class ReferenceMaker:
             memory.ran_out_with(candidate, pieces_of(self._space, candidate))
             candidate = next_on(ladder, memory, self._space)
         raise BaselineError(
-            "the workload does not fit into memory when the guard's reference is made, even with settings that "
+            "the workload does not fit into memory while the guard's reference runs, even with settings that "
             f"save memory: {problem}. Use a smaller global_batch or model, or a machine with more memory",
             out_of_memory=True,
         )

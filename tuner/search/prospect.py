@@ -54,7 +54,7 @@ def _expected(proposal: Proposal) -> str:
     """Describe the expected speed of a proposal; empty where it is no gain, and the trial would serve to learn."""
     if proposal.gain is None or proposal.gain < LEAST_SAID:
         return ""
-    return f" and is expected to be {proposal.gain:.2f}× as fast as the answer"
+    return f" and is expected to be {proposal.gain:.2f}× as fast as the recommendation"
 
 
 def _by_bounds(designer: Designer) -> str:

@@ -35,7 +35,7 @@ class CalledDropout(TorchFunctionMode):
         """Leave a module; when the whole model is left, numbering restarts for calls in the loss."""
         self._inside.pop()
         if module is self._model:
-            self._inside[0] = _Entry("the loss behind the model", None)
+            self._inside[0] = _Entry("the loss after the model", None)
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
         output = function(*arguments, **(named or {}))

@@ -94,7 +94,7 @@ def watch_device(device: torch.device) -> DeviceWatch:
     try:
         return DeviceWatch(NvmlLook(pynvml, uuid_of(device)))
     except pynvml.NVMLError as error:
-        return DeviceWatch(unmeasured=(f"the state of the device: NVML does not report it ({error})",))
+        return DeviceWatch(unmeasured=(f"the state of the device: not reported by NVML ({error})",))
 
 
 class NvmlLook:
@@ -133,7 +133,7 @@ class NvmlLook:
             ),
             reasons=self._asked("throttling", lambda: int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))) or 0,
             energy_mj=self._asked("energy", lambda: int(nvml.nvmlDeviceGetTotalEnergyConsumption(handle))),
-            thermal_ns=self._asked("time slowed down by heat", self._thermal_ns),
+            thermal_ns=self._asked("time throttled by heat", self._thermal_ns),
             uses=self._asked("use by other processes", lambda: self._uses(since_us)) if told else None,
         )
 

@@ -207,7 +207,7 @@ def failure_of_exit(
         kind=FailureKind.CRASH,
         phase=phase,
         rank=rank,
-        message=f"the process exited with status {code} in the middle of the trial",
+        message=f"the process exited with status {code} during the trial",
     )
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
 
 
-LEFT_OVER = "gradients that the step before left"
+LEFT_OVER = "gradients left over from the previous step"
 
 
 def why_not_compared(job: TrainingJob) -> str | None:

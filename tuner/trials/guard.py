@@ -190,7 +190,7 @@ def output_check(found: ModuleOutput, *, gates: bool) -> GuardCheck:
     """Return the check of the output that deviates most."""
     detail = (
         f"the output of {found.name} differs from the FP32 output for the same inputs by {found.difference:.2g} "
-        f"unit roundoffs, and its size by {found.size:+.2g}"
+        f"unit roundoffs, and in size by {found.size:+.2g} unit roundoffs"
     )
     return gated("outputs of modules", "output", found.ratio, 1.0, detail, gates)
 
@@ -201,8 +201,8 @@ def check_averages(averages: Sequence[Average], watch: GradientWatch, device: to
         return []
     found = worst_average(averages, watch.states)
     detail = (
-        f"{found.name} takes a share of {found.share:.3g} of its weight at step {found.step}, but the reference's "
-        f"takes {found.wanted:.3g}"
+        f"the average {found.name} takes {found.share:.3g} of the new weight at step {found.step}, but the "
+        f"reference's average takes {found.wanted:.3g}"
     )
     gates = device.type in GUARDED_DEVICES
     return [gated("averages", "average", found.score, AVERAGE_LIMIT, detail, gates)]
@@ -280,7 +280,7 @@ def told_score(score: Score, part: str) -> str:
     if not score.step:
         return ""
     if math.isinf(score.ratio):
-        return f"{score.name or part} is not finite at step {score.step}, or only one of the two trainings has it"
+        return f"{score.name or part} is not finite at step {score.step}, or exists in only one of the two trainings"
     what = {
         "residual": f"{score.name} differs",
         "slope": f"the size of {score.name} differs",
@@ -290,7 +290,7 @@ def told_score(score: Score, part: str) -> str:
     }[score.kind]
     return (
         f"{part}: {what} at step {score.step} by {score.ratio:.2g} times the largest allowed rounding difference "
-        f"({score.excess:+.2g} along the reference)"
+        f"(relative difference in size {score.excess:+.2g})"
     )
 
 
@@ -347,7 +347,7 @@ class Judge:
         no_replay = self.reference.why_no_rule or why_not_replayed(job)
         no_gradients = why_not_compared(job)
         if self._gradients is None:
-            no_gradients = "the reference was made without them"
+            no_gradients = "the reference has no gradients to compare with"
         update_watch = None if no_replay or lossy else watch_of_updates(job)
         gradient_watch = None if no_gradients or lossy else GradientWatch(job)
         draws = seeds_of_draws(protocol, of_reference=False)
@@ -458,9 +458,9 @@ class Judge:
         """
         rank, num_ranks = self._coordinator.rank, self._coordinator.num_ranks
         if not has_twin(job.device, num_ranks):
-            return None, "on GPUs a twin runs on one rank only"
+            return None, "on GPUs this comparison requires a single rank"
         if self._gradients is None or not self._gradients.wide.steps:
-            return None, "the reference was made without them, for lack of time or memory"
+            return None, "the reference has no FP32 gradients, for lack of time or memory"
         try:
             twin = make_twin(job, choices, self._files, rank=rank, num_ranks=num_ranks)
             return audit(twin, self._files, batches, self.reference.protocol), ""
@@ -469,7 +469,7 @@ class Judge:
         except (MemoryError, RuntimeError) as error:
             if num_ranks > 1 or not is_out_of_memory(error):
                 raise  # the other ranks wait for this one
-            return None, "there is not enough memory for a second training next to the candidate"
+            return None, "memory is too small for a second training next to the candidate"
 
 
 def run_guard(

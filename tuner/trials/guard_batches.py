@@ -71,10 +71,10 @@ def check_samples(job: TrainingJob) -> GuardCheck | None:
     after = Counter(chain.from_iterable(order.batches))
     wrong = sum(((before - after) + (after - before)).values())
     return GuardCheck(
-        name="samples of the order",
+        name="same samples as in the original order",
         kind="loader",
         passed=wrong == 0,
         observed=float(wrong),
         tolerance=0.0,
-        detail=f"{wrong} samples come more or less often than in today's order",
+        detail=f"{wrong} samples occur more or less often than in the original order",
     )

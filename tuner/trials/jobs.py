@@ -261,7 +261,10 @@ class JobBoard:
         job.num_bytes += len(message.message)
         try:
             if job.num_messages > MAX_JOB_MESSAGES or job.num_bytes > MAX_JOB_BYTES:
-                raise msgspec.DecodeError(f"{job.num_messages} messages of {job.num_bytes} bytes are too many")
+                raise msgspec.DecodeError(
+                    f"a job may send at most {MAX_JOB_MESSAGES} messages and {MAX_JOB_BYTES} bytes, got "
+                    f"{job.num_messages} messages with {job.num_bytes} bytes in total"
+                )
             said: FromRank = self._decoder.decode(message.message)
             return said
         except msgspec.DecodeError as error:

@@ -180,7 +180,10 @@ def _why_no_rule(watch: UpdateWatch, *, in_fp32: bool) -> str:
         return watch.why_no_rule or "no optimizer stepped"
     own = max(worst_deviation(track.rule, track.steps, in_fp32=in_fp32).score for track in watch.tracks)
     return (
-        (f"the replayed update differs from the reference's own update by {own:.2g} times what rounding allows")
+        (
+            f"the replayed update differs from the reference's own update by {own:.2g} times the allowed rounding "
+            "difference"
+        )
         if own > LIMIT
         else ""
     )

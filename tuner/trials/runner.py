@@ -165,7 +165,7 @@ class LocalRunner:
             self._hosts.end_what_is_left()
         if self._given_up is not None and time.monotonic() > self._given_up[0]:
             doing, self._given_up = self._given_up[1], None  # once: its processes are still to be ended
-            raise BudgetError(f"{doing} did not finish in the time that was left")
+            raise BudgetError(f"{doing} did not finish in the remaining time")
 
     @contextmanager
     def _given_up_after(self, longest_s: float | None, doing: str) -> Iterator[None]:
@@ -231,7 +231,7 @@ class LocalRunner:
             num_ranks=self._num_ranks,
             memory_limit_bytes=self._memory_limit,
         )
-        with self._given_up_after(longest_s, "looking at the workload"):
+        with self._given_up_after(longest_s, "inspecting the workload"):
             facts = msgspec.msgpack.decode(self._task("inspect", request), type=WorkloadFacts)
         for server in self._servers.values():
             server.send(Preload(path=str(self._files.imports)))
@@ -398,7 +398,7 @@ class LocalRunner:
         if self._beside is None:
             return
         left_s = self._beside.until_s - time.monotonic()
-        with suppress(BudgetError), self._given_up_after(left_s, "making the guard's reference"):
+        with suppress(BudgetError), self._given_up_after(left_s, "running the guard's reference"):
             self._finish_task(self._beside.task, beside=jobs)
 
     def _end(self, jobs: Sequence[Job]) -> None:
@@ -612,5 +612,5 @@ def _out_of_memory(run: GroupRun) -> Failure | None:
 
 def _died_beside(failure: Failure) -> Failure:
     """Return the failure of a trial that is repeated because another trial of its group is."""
-    message = f"repeated because a trial that took turns with it failed ({failure.message})"
+    message = f"repeated because a trial interleaved with it failed ({failure.message})"
     return Failure(kind=FailureKind.INFRASTRUCTURE, phase=failure.phase, message=message)

@@ -231,7 +231,7 @@ class TrialRun:
         from steptune.tuner.trials.failures import NumericsError
 
         if not self._coordinator.agree(verdict.passed):
-            raise NumericsError(f"the candidate is not the same training: {verdict.reason}")
+            raise NumericsError(f"the candidate's training differs from the reference: {verdict.reason}")
 
     def _ready(self, warmth: WarmUp) -> None:
         spec, now = self.spec, time.monotonic_ns()

@@ -53,7 +53,7 @@ def examine(host: Host) -> Iterator[NetworkFinding]:
             NAME,
             f"{found}, with GPUDirect RDMA allowed to {level}",
             effect="messages cross the CPU, which is slower than a single PCIe switch and, on some CPUs, slower "
-            "than no GPUDirect RDMA",
+            "than copies through host memory",
             fix="measure the speed with and without NCCL_NET_GDR_LEVEL",
         )
         return

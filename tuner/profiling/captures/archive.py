@@ -78,7 +78,7 @@ def _unpack(path: Path, archive: zipfile.ZipFile, members: list[zipfile.ZipInfo]
                 if left < 0:
                     raise TraceError(
                         f"{path} unpacks to more than {MOST_BYTES >> 30} GiB or {MOST_RATIO} times its size, which "
-                        "traces never do: if you trust the archive, unpack it and name the folder"
+                        "traces never do: if you trust the archive, unpack it and give the folder"
                     )
                 file.write(block)
         files.append(target)

@@ -107,7 +107,7 @@ class _Export:
     def _refusal(self) -> str:
         if any(name.startswith("rocpd_") for name in self._columns):
             return (
-                "it is a database of rocprofv3 (rocpd): convert it with `rocpd convert --output-format csv`, and name "
+                "it is a database of rocprofv3 (rocpd): convert it with `rocpd convert --output-format csv`, and pass "
                 "the table that ends in _kernel_trace.csv"
             )
         return (
@@ -128,7 +128,7 @@ class _Export:
             raise TraceError(
                 f"it is a Nsight Systems export in which {len(found)} processes use devices (process "
                 f"{', '.join(map(str, sorted(found)))}), but a trace must cover one rank: record a separate report "
-                "for every rank (`nsys profile -o rank%q{RANK} ...` inside torchrun), and name all their exports"
+                "for every rank (`nsys profile -o rank%q{RANK} ...` inside torchrun), and pass all exports"
             )
         return next(iter(found), None)
 

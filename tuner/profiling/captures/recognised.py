@@ -16,9 +16,9 @@ _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 OTHERS = {
     ".nsys-rep": (
         "a report of Nsight Systems",
-        "export it with `nsys export --type sqlite`, and name the .sqlite file",
+        "export it with `nsys export --type sqlite`, and pass the .sqlite file",
     ),
-    ".qdrep": ("a report of Nsight Systems", "export it with `nsys export --type sqlite`, and name the .sqlite file"),
+    ".qdrep": ("a report of Nsight Systems", "export it with `nsys export --type sqlite`, and pass the .sqlite file"),
     ".ncu-rep": (
         "a report of Nsight Compute, which profiles single kernels",
         "record steps with torch.profiler or nsys",
@@ -27,13 +27,13 @@ OTHERS = {
         "a trace in Perfetto's own format",
         "write JSON instead: `rocprofv3 --output-format json`, or torch.profiler's export_chrome_trace",
     ),
-    ".xplane.pb": ("a profile of JAX in XPlane format", "name the .trace.json.gz in the same folder"),
+    ".xplane.pb": ("a profile of JAX in XPlane format", "pass the .trace.json.gz in the same folder"),
     ".pickle": (
         "a pickle (possibly a memory snapshot; Steptune does not open pickles)",
         "record steps with torch.profiler",
     ),
     ".pt": ("a checkpoint", "record steps with torch.profiler"),
-    ".csv": ("a table", f"of rocprofv3's tables, name the one that ends in {KERNELS_CSV}"),
+    ".csv": ("a table", f"pass the rocprofv3 table whose name ends in {KERNELS_CSV}"),
 }
 """Unsupported file types by suffix: a description of each, and the remedy."""
 
@@ -52,7 +52,7 @@ def translator(path: Path) -> Callable[[Path], Trace] | None:
     if path.name.endswith(KERNELS_CSV):
         return read_rocprof_csv
     if start.startswith(_ZIP):
-        raise TraceError("it is an archive: name it to `steptune analyze`, or unpack it")
+        raise TraceError("it is an archive: pass it to `steptune analyze`, or unpack it")
     for suffix, (what, remedy) in OTHERS.items():
         if path.name.endswith(suffix):
             raise TraceError(f"it is {what}, not a trace of steps: {remedy}")

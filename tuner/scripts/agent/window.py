@@ -215,7 +215,8 @@ class Window:
 
         if torch._C._autograd._profiler_enabled():
             self.refuse(
-                "the script already runs torch.profiler, and only one profiler can be active: switch off the script's"
+                "the script already runs torch.profiler, and only one profiler can be active: switch off the "
+                "script's own profiler"
             )
             return
         synchronise()

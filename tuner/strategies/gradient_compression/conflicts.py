@@ -15,7 +15,7 @@ CONFLICTS = (
             s[GradientCompressionSetting].method in FEEDS_BACK and s[PrecisionSetting].dtype == "float16"
         ),
         reason="error feedback would add the error of one step to gradients with another loss scale, and an "
-        "overflow would never leave the error: use bfloat16",
+        "overflow would stay in the error for good: use bfloat16",
     ),
     Conflict(
         between=(GradientCompressionSetting, OptimizerAlgorithmSetting),

@@ -36,7 +36,7 @@ CONFLICTS = (
             )
             and not _sends_own_format(s, e)
         ),
-        reason="gradients already have 16 bits, which are too few to keep the compression error: at O2, use "
+        reason="gradients already have 16 bits, too few to add the compression error to: at O2, use "
         "method bf16 on more than two ranks, or fp16 with float16, to send 16-bit gradients instead of FP32",
     ),
     Conflict(
@@ -70,7 +70,7 @@ CONFLICTS = (
     Conflict(
         between=(ShardingSetting, GradientCompressionSetting),
         when=lambda s, e, w: s[ShardingSetting].is_fsdp and s[GradientCompressionSetting].method not in (None, "bf16"),
-        reason="FSDP reduces and scatters gradients itself and has no hook for compression: use method bf16, "
+        reason="FSDP reduce-scatters gradients itself and has no hook for this compression: use method bf16, "
         "which FSDP supports",
     ),
     Conflict(
@@ -82,7 +82,7 @@ CONFLICTS = (
     Conflict(
         between=(ShardingSetting, HierarchicalAllreduceSetting),
         when=lambda s, e, w: s[ShardingSetting].is_fsdp and s[HierarchicalAllreduceSetting].levels == 2,
-        reason="FSDP reduces and scatters gradients itself: use sharding mode hybrid for two levels",
+        reason="FSDP reduce-scatters gradients itself: use sharding mode hybrid for two levels",
     ),
     Conflict(
         between=(ShardingSetting, FusedKernelsSetting),

@@ -176,8 +176,9 @@ def _why_inconclusive(r: Recommendation, before: str) -> tuple[str, str]:
         )
     return (
         "Inconclusive: the machine is busy",
-        f"Other programs used {units.percent(r.foreign_cpu_share)} of the cores, so a worthwhile gain could not be "
-        f"told from noise; today's settings ran at {before}. Tune again on a quiet machine, or with a longer --budget.",
+        f"Other programs used {units.percent(r.foreign_cpu_share)} of the cores, so even a worthwhile gain could not "
+        f"be distinguished from noise; today's settings ran at {before}. Tune again on a quiet machine, or with a "
+        "longer --budget.",
     )
 
 
@@ -227,7 +228,8 @@ def _facts(r: Recommendation) -> tuple[Fact, ...]:
             Fact(
                 "Busy machine",
                 f"other programs used {units.percent(r.foreign_cpu_share)} of the cores",
-                "trials took turns, so ratios hold; on a quiet machine, intervals are narrower and rates differ",
+                "trials took turns, so ratios remain valid; on a quiet machine, intervals would be narrower and rates "
+                "may differ",
             )
         )
     if r.guard is not None:
@@ -276,7 +278,8 @@ def _gain_facts(gain: Gain, *, of_today: bool) -> list[Fact]:
         Fact(
             f"{units.percent(gain.interval.level)} interval",
             units.ratio_interval(gain.interval),
-            f"simultaneous over {finalists}; a repeat would land in {units.ratio_interval(gain.prediction)}",
+            f"valid for {finalists} at once; a repeat of this comparison would land in "
+            f"{units.ratio_interval(gain.prediction)}",
         ),
         Fact(
             "Measured in",
@@ -305,7 +308,7 @@ def _cost_fact(r: Recommendation) -> Fact:
     if cost.payback_tuning_steps and r.verdict is Verdict.FASTER:
         paid.append(f"paid back after {units.significant(cost.payback_tuning_steps)} steps")
     if cost.payback_steps and r.verdict is Verdict.FASTER:
-        paid.append(f"its compilation after {units.significant(cost.payback_steps)} steps")
+        paid.append(f"compilation paid back after {units.significant(cost.payback_steps)} steps")
     return Fact(
         "Cost of tuning", f"{units.duration(cost.tuning_s)}, {units.counted(cost.num_trials, 'trial')}", ", ".join(paid)
     )

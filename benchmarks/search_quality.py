@@ -4,12 +4,17 @@
     python benchmarks/search_quality.py run --half report --per-family 4 --seeds 0 10 --processes 8 \
         --methods model --starts 30 --out benchmarks/results/search_stops.jsonl
     python benchmarks/search_quality.py table
+    python benchmarks/search_quality.py run --half report --first 4 --per-family 4 --seeds 0 2 \
+        --methods model "additive GP" --starts 30 --out benchmarks/results/search_unseen.jsonl
+    python benchmarks/search_quality.py table --rows benchmarks/results/search_unseen.jsonl \
+        --stops benchmarks/results/search_unseen.jsonl --out benchmarks/results/search_unseen
 
 `run` replays searches on generated surfaces (`search_surfaces.py`) and appends one row for each replay to
 `benchmarks/results/search_quality.jsonl`; replays that are there already are not run again. A row has the seconds after
 each start and the true step of the answer then, over the best step of the surface. `table` makes the summary
 (`search_quality.json`, `search_quality.md`) from the rows. The model's longer replays, in a file of their own, say how
-often it would have ended its search, and whether it would have been right.
+often it would have ended its search, and whether it would have been right. The last two commands count that on surfaces
+that nobody has looked at.
 
 All methods see the same parameters, in an order shuffled by the seed; ordered ones in the order of their values. A
 start is one process start: the baseline, repeats and failures count. A start costs what it would: the process, warm-up,
@@ -271,25 +276,35 @@ def write_table(rows: list[dict[str, Any]], longer: list[dict[str, Any]], out: P
     }
     report = {
         "question": "the answer after so many starts and seconds, on surfaces that served no fitting",
-        **stamp(command_of(rows, half), code=CODE),
+        **stamp(command_of(rows, half, out.stem), code=CODE),
         "half": half,
         "groups": {
             name: {m: summary(own) for m in methods if (own := [r for r in some if r["method"] == m])}
             for name, some in groups.items()
             if some
         },
-        "stops": stops(longer),
+        "stops": stops([row for row in longer if row["method"] == "model"]),
     }
     out.with_suffix(".json").write_text(json.dumps(report, indent=2) + "\n")
     out.with_suffix(".md").write_text(as_markdown(report))
 
 
-def command_of(rows: list[dict[str, Any]], half: str) -> str:
-    """Return the command that makes these rows and their table."""
+def command_of(rows: list[dict[str, Any]], half: str, name: str) -> str:
+    """Return the command that makes these rows and their table.
+
+    Args:
+        name: The table's; rows beside the usual ones have a file of their own, in which all replays are equally long.
+    """
     families, last = {row["family"] for row in rows}, max(row["seed"] for row in rows)
     per_family = math.ceil(len({row["surface"] for row in rows}) / len(families))
-    wanted = f"--half {half} --per-family {per_family} --seeds 0 {last + 1}"
-    return f"python benchmarks/search_quality.py run {wanted} && python benchmarks/search_quality.py table"
+    first = min(int(row["surface"].rpartition(" ")[2]) for row in rows)
+    number, table = "", ""
+    if name != ROWS.stem:
+        methods = " ".join(f'"{method}"' for method in dict.fromkeys(row["method"] for row in rows))
+        number = f" --first {first} --methods {methods} --starts {rows[0]['num_starts']}"
+        table = f" --rows benchmarks/results/{name}.jsonl --stops benchmarks/results/{name}.jsonl"
+    wanted = f"--half {half} --per-family {per_family} --seeds 0 {last + 1}{number}"
+    return f"python benchmarks/search_quality.py run {wanted} && python benchmarks/search_quality.py table{table}"
 
 
 def tough(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

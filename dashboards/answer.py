@@ -65,9 +65,7 @@ def change_rows(study: Study, recommendation: Recommendation, gains: Sequence[Ga
 
 
 def _strategy_today(study: Study, name: str) -> tuple[str, Choice]:
-    """Return the summary and the present choice of a strategy; both are empty for a strategy that this version does not
-    know.
-    """
+    """Return a strategy's summary and today's choice; both are empty for a strategy that this version does not know."""
     try:
         strategy = strategy_named(name, with_knobs(STRATEGIES, study.facts) if study.facts else STRATEGIES)
     except ChoiceError:

@@ -23,7 +23,7 @@ from steptune.tuner.records import Recommendation, TrialResult, Verdict
 UNTRUSTED = "unknown"
 """Name of the bottleneck where the profile cannot be trusted."""
 LABELLED_SHARE = 0.05
-"""Minimum share of the longest bar from which a segment is labelled with its number."""
+"""Minimum length of a segment that is labelled with its number, as a share of the longest bar."""
 
 
 class CategoryTime(NamedTuple):
@@ -45,7 +45,8 @@ class CategoryTimes(NamedTuple):
 
 
 def get_breakdown_info(source: TrialSource, study_id: str) -> list[CategoryTime]:
-    """Return milliseconds per step by category, for today's settings and for the configuration compared with them.
+    """Return milliseconds per step by category, for today's settings and for the configuration that is compared with
+    today's.
 
     One row for each configuration ("today", then "recommended" or "best so far") and category that takes time. Several
     profiled starts and ranks are averaged, so the categories still sum to the mean step. Empty before
@@ -68,7 +69,7 @@ def get_breakdown_info(source: TrialSource, study_id: str) -> list[CategoryTime]
 
 
 def _confirmed(recommendation: Recommendation, units_per_batch: float) -> list[CategoryTime]:
-    """Apply the shares of the profiles to the step times that belong to the stated rates.
+    """Return the profiles' shares scaled to the step times that the stated rates imply.
 
     The profiled steps were measured at different moments, so that their times cannot be compared on one scale.
     """

@@ -32,7 +32,7 @@ class CandidateRow(NamedTuple):
     """Speed over today's settings; NaN where it was not measured."""
     low: float
     high: float
-    """Upper end of the 95 % interval of the gain, whose lower end is `low`."""
+    """Upper end of the gain's 95 % interval; `low` is the lower end."""
     method: str
     """Method by which the gain was measured."""
     peak_memory_bytes: float
@@ -92,7 +92,7 @@ def _row(
 
 
 def _outcome(trials: Sequence[Trial], verdicts: dict[str, Decision]) -> str:
-    """Return the outcome that matters most to a user: that the candidate may not be used, else the latest verdict."""
+    """Return a candidate's most relevant outcome: the reason why it may not be used, else the latest verdict."""
     outcomes = [outcome_of(trial, verdicts.get(trial.trial_id)) for trial in trials]
     if "guard_rejected" in outcomes:
         return "guard_rejected"

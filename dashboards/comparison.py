@@ -49,7 +49,7 @@ class DifferenceRow(NamedTuple):
     high_ms: float
     """Upper end of the 95 % interval of the change; NaN where there is none."""
     share: float
-    """Share of the step's change that it explains."""
+    """Share of the step's change that the category explains."""
 
 
 class ComparisonHeadline(NamedTuple):
@@ -62,8 +62,8 @@ class ComparisonHeadline(NamedTuple):
 
 
 def get_comparison_headline(comparison: Comparison) -> ComparisonHeadline:
-    """Compare the steps that a study states, else the measured ones, else the profiled ones where both profiles can be
-    trusted.
+    """Compare the step times that a study states, else the measured ones, else the profiled ones if both profiles can
+    be trusted.
     """
     step = comparison.measured or comparison.step
     how = comparison.stated_how or ("one run each, without the profiler" if comparison.measured else "as profiled")
@@ -113,8 +113,8 @@ def _ms(value_ns: float | None) -> float:
 
 
 def get_explanation(comparison: Comparison) -> tuple[str, ...]:
-    """Name the few categories behind the change of the step: only those whose own interval excludes zero, or that have
-    no interval. Empty where a profile cannot be trusted.
+    """Name the few categories that explain the change of the step: only those with an interval that excludes zero, or
+    without an interval. Empty where a profile cannot be trusted.
     """
     if not comparison.trusted:
         return ()

@@ -23,7 +23,9 @@ class ContributionRow(NamedTuple):
     own_gain: float
     """Contribution to the recommendation, where its interval excludes 1."""
     spent_s: float
-    """Time of the strategy's trials, in seconds; a trial that changed several strategies is divided among them."""
+    """Time of the strategy's trials, in seconds; the time of a trial that changed several strategies is divided among
+    them.
+    """
 
 
 @dataclass

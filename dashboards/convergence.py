@@ -24,7 +24,7 @@ class ConvergenceRow(NamedTuple):
     gain: float
     """Speed of this run over today's settings."""
     best: float
-    """Speed of the configuration accepted by then, as in every other table; NaN before the first was accepted."""
+    """Speed of the configuration that was accepted at that time, as in every other table; NaN before the first one."""
     best_label: str
 
 
@@ -57,8 +57,8 @@ def get_convergence_info(
 def _accepted(
     source: TrialSource, study_id: str, history: Sequence[HistoryRow], effects: Effects
 ) -> dict[str, tuple[float, str]]:
-    """Return speed and name of each accepted configuration, keyed by the last trial of the decision that accepted
-    it.
+    """Return the speed and name of each accepted configuration, by the last trial of the decision that accepted the
+    configuration.
     """
     numbers = {row.trial_id: row.number for row in history}
     found = {}

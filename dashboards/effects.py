@@ -1,4 +1,4 @@
-"""Speeds of a study's candidates: those that its answer states; for all others, estimates from all trials together.
+"""Speeds of a study's candidates: as stated by the answer, or else estimated from all trials together.
 
 What the answer states (`tuner.speeds`) goes first, so that every table has one speed for a configuration. For the rest
 `tuner.search.effects.EffectModel`, the search's own model, takes every start and every pair that ran in turns, and
@@ -37,7 +37,7 @@ UNKNOWN_RATIO = Ratio(math.nan, math.nan, math.nan, "")
 
 
 class KeptModel:
-    """A fitted model, with the answers that it has already given."""
+    """A fitted model, with a cache of the ratios that it has estimated."""
 
     def __init__(self, model: EffectModel) -> None:
         self.model = model
@@ -67,9 +67,7 @@ class Effects:
         self._model = _model_of(observations) if observations else None
 
     def ratio(self, candidate: Candidate, other: Candidate) -> Ratio:
-        """Return the speed of a candidate over another's. Where one of the two is the reference, the answer's figure is
-        used.
-        """
+        """Return the speed of a candidate over another's; if one of them is the reference, use the answer's figure."""
         if other == self.reference:
             found = self._stated(candidate)
         elif candidate == self.reference:
@@ -79,8 +77,8 @@ class Effects:
         return self.modelled(candidate, other) if found is None else found
 
     def without_part(self, strategy: str) -> Ratio | None:
-        """Return the speed of the recommended configuration without a part over its speed with it, as the contributions
-        state it; None for a strategy that is not a part.
+        """Return the speed of the recommendation without a part over its speed with the part, from the measured
+        contributions; None for a strategy that is not a part.
         """
         parts = () if self._recommendation is None else self._recommendation.parts
         part = next((part for part in parts if part.strategy == strategy), None)
@@ -117,13 +115,13 @@ def _inverse(ratio: Ratio | None) -> Ratio | None:
 
 NUM_KEPT = 32
 GROWTH = 1.25
-"""Factor by which the number of observations grows until widths, noise and drift are fitted again."""
+"""Factor by which the number of observations must grow before widths, noise and drift are fitted again."""
 _models: OrderedDict[tuple[object, ...], KeptModel] = OrderedDict()
 
 
 def _model_of(observations: Sequence[Observation]) -> KeptModel:
-    """Return the posterior of all observations. Widths, noise and drift are those fitted to most of the observations:
-    the fit takes longer than everything else on a page, and a running study's page is rendered after each trial.
+    """Return the posterior of all observations. Widths, noise and drift come from a fit to most of the observations:
+    fitting takes longer than everything else on a page, and a running study's page is rendered after each trial.
     """
     key = tuple(
         (o.candidate.key, o.value, o.order, o.reference and o.reference.key, o.standard_error, o.place)

@@ -8,7 +8,7 @@ from steptune.tuner.records import Recommendation, Study, Verdict
 
 
 class EpochInfo(NamedTuple):
-    """Hours of an epoch on the whole machine; None where a figure that they are computed from is unknown."""
+    """Hours of an epoch on the whole machine; a value is None if a figure needed to compute it is unknown."""
 
     steps: int | None
     before_h: float | None

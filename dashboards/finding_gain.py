@@ -1,6 +1,4 @@
-"""The potential gain of a finding, in words: an upper limit; where it was not replayed, a range from zero, with the
-reason.
-"""
+"""The potential gain of a finding, in words: an upper limit; without a replay, a range from zero, with the reason."""
 
 from __future__ import annotations
 
@@ -12,16 +10,16 @@ from steptune.tuner.profiling.gains import BESIDE
 from steptune.tuner.records import Finding
 
 LARGEST = 100
-"""Maximum ratio that is stated as a number: beyond it, nearly the whole step was waiting."""
+"""Maximum ratio that is stated as a number: above it, nearly the whole step is waiting."""
 REPLAYED = "replayed"
 NAMED = 2
 """Maximum number of earlier findings that a later one names."""
 SMALL = 0.001
-"""Share of the step below which a gain counts as none."""
+"""Minimum share of the step that counts as a gain."""
 
 
 def refusal_of(finding: Finding) -> str:
-    """Return why a finding's gain was not replayed; empty where it was replayed, or never is."""
+    """Return the reason why a finding's gain was not replayed; empty if it was, or if such gains never are."""
     saves = str(finding.evidence.get("saves", ""))
     return "" if saves.endswith(REPLAYED) else saves.partition(": ")[2]
 
@@ -53,7 +51,7 @@ def finding_gain(finding: Finding, said: Container[str] = ()) -> str:
 
 
 def _claim(finding: Finding) -> str:
-    """State the saving of a finding beside the earlier ones, where that differs from its saving alone."""
+    """State what a finding saves in addition to the earlier ones, if that differs from its saving alone."""
     before = str(finding.evidence.get(AFTER, "")).split(", ")
     if finding.claim is None or before == [""]:
         return ""

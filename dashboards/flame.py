@@ -55,7 +55,7 @@ def _ms(rank: RankAnalysis, time_ns: int) -> float:
 
 
 def _below_one(bars: Sequence[Bar]) -> Sequence[Bar]:
-    """Return the bars below a single root: Plotly would add one without name and colour above several roots."""
+    """Return the bars below a single root: above several roots, Plotly would add one without name and colour."""
     tops = [bar.ms for bar in bars if bar.parent < 0]
     if len(tops) < 2:
         return bars

@@ -23,7 +23,9 @@ MIN_STUDIES = 3
 
 
 class FleetStudies(NamedTuple):
-    """Studies with the same values in these fields (None where unknown). Other groups may have the same values."""
+    """A group of studies with the same values in these fields (None where unknown). Several groups may have the same
+    values.
+    """
 
     hardware: str | None
     verdict: str | None
@@ -31,7 +33,7 @@ class FleetStudies(NamedTuple):
     bottleneck_after: str | None
     num_studies: int
     device_seconds: float
-    """Device seconds of all studies of the group together."""
+    """Total device seconds of the group's studies."""
     gains: tuple[float, ...]
     """Proven gains of these studies, as ratios of speeds."""
 
@@ -56,7 +58,7 @@ class HardwareRow(NamedTuple):
     num_answers: int
     num_faster: int
     gain: float
-    """Median gain of the studies found faster; NaN where there are none."""
+    """Median gain of the studies with a proven gain; NaN where there are none."""
     low: float
     high: float
     """Upper end of the 95 % interval of the median; NaN below six studies."""
@@ -76,7 +78,7 @@ class LimitRow(NamedTuple):
 
 
 class StrategyRow(NamedTuple):
-    """A strategy in the studies whose step had one bottleneck before tuning."""
+    """A strategy in the studies that had a given bottleneck before tuning."""
 
     strategy: str
     bottleneck: str
@@ -85,7 +87,7 @@ class StrategyRow(NamedTuple):
     num_parts: int
     """Number of answers that include the strategy."""
     gain: float
-    """Median contribution of the strategy in those answers; NaN where it is part of none."""
+    """Median contribution of the strategy in those answers; NaN if no answer includes it."""
     low: float
     high: float
     """Upper end of the 95 % interval of the median; NaN below six answers."""
@@ -151,7 +153,7 @@ def get_limits_info(studies: Iterable[FleetStudies]) -> list[LimitRow]:
 
 
 def get_strategies_info(parts: Iterable[FleetParts]) -> list[StrategyRow]:
-    """Return one row for each strategy and bottleneck; the strategies that are part of most answers come first."""
+    """Return one row for each strategy and bottleneck; strategies included in the most answers come first."""
     cells: dict[tuple[str, str], list[FleetParts]] = {}
     for part in parts:
         cells.setdefault((part.strategy, part.bottleneck or "unknown"), []).append(part)

@@ -8,5 +8,7 @@ import pandas as pd
 
 
 def rows_of(info: pd.DataFrame) -> list[Any]:
-    """Return the rows of a table as named tuples with its columns as fields, as its `get_*_info()` describes them."""
+    """Return the rows of a table as named tuples with a field for each column; the table's `get_*_info()` describes the
+    fields.
+    """
     return list(info.itertuples())

@@ -1,4 +1,4 @@
-"""The contribution of each part of the recommendation, where it is known."""
+"""Known contributions of the recommendation's parts."""
 
 from __future__ import annotations
 

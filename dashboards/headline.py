@@ -30,6 +30,9 @@ from steptune.tuner.speeds import WIDEST, answer_of, is_wide
 from steptune.tuner.workloads.reference import is_command
 
 TRIALS_SPENT = "trials spent"
+RESUME = "steptune resume"
+MORE_TIME, LEAST_MORE_S = 0.5, 60.0
+"""Time that a study without an answer is given in addition: share of its budget, and minimum seconds."""
 
 
 class Fact(NamedTuple):
@@ -81,7 +84,7 @@ def _objective_fact(study: Study, recommendation: Recommendation | None) -> tupl
 
 
 def _repeats_fact(trials: Sequence[Trial]) -> tuple[Fact, ...]:
-    """State how many runs were repeated because they say nothing about their candidate, and why."""
+    """State how many runs were repeated because their failures say nothing about the candidate, and the reasons."""
     reasons = Counter(a.failure.message for trial in trials if trial.result for a in trial.result.repeated)
     if not reasons:
         return ()
@@ -131,7 +134,7 @@ def _of_recommendation(study: Study, r: Recommendation) -> HeadlineInfo:
             "again in new runs, and the best of many noisy measurements looks better than it is."
             f"{_way_on(study, r)}",
         ),
-        Verdict.INCONCLUSIVE: ("warning", "", *_why_inconclusive(r, before)),
+        Verdict.INCONCLUSIVE: ("warning", "", *_why_inconclusive(study, r, before)),
         Verdict.NOT_SEARCHED: (
             "warning",
             "",
@@ -140,7 +143,7 @@ def _of_recommendation(study: Study, r: Recommendation) -> HeadlineInfo:
             f"settings train at {before}.{_way_on(study, r)}",
         ),
     }[r.verdict]
-    return HeadlineInfo(tone, figure, title, sentence, _facts(r), _interval(r))
+    return HeadlineInfo(tone, figure, title, sentence, _facts(study, r), _interval(r))
 
 
 def _interval(r: Recommendation) -> str:
@@ -163,8 +166,10 @@ def _why_not_searched(r: Recommendation) -> str:
     return "The budget was spent before a candidate was tried"
 
 
-def _why_inconclusive(r: Recommendation, before: str) -> tuple[str, str]:
-    """Return the title and a sentence that say why a study is inconclusive."""
+def _why_inconclusive(study: Study, r: Recommendation, before: str) -> tuple[str, str]:
+    """Return the title and sentences that say why a study is inconclusive, and what helps."""
+    command = more_time_command(study, r)
+    more = f"more time on a quiet machine: `{command}`" if command else "a longer --budget, or a quiet machine"
     gain = r.gain or r.unproven_gain
     if gain is not None and is_wide(gain.interval):
         whose = "the best finalist" if r.candidate.is_baseline else "these settings"
@@ -172,25 +177,49 @@ def _why_inconclusive(r: Recommendation, before: str) -> tuple[str, str]:
             "Inconclusive: the interval is wide",
             f"The speed of {whose} over today's settings ({before}) is only known to lie between "
             f"{units.ratio_interval(gain.interval).replace(' to ', ' and ')}, because runs of the same settings differ "
-            "too much. Tune again with a longer --budget, or on a quiet machine.",
+            f"too much. Use {more}.",
         )
     return (
         "Inconclusive: the machine is busy",
         f"Other programs used {units.percent(r.foreign_cpu_share)} of the cores, so even a worthwhile gain could not "
-        f"be distinguished from noise; today's settings ran at {before}. Tune again on a quiet machine, or with a "
-        "longer --budget.",
+        f"be distinguished from noise; today's settings ran at {before}. Use {more}.",
     )
 
 
 def _way_on(study: Study, r: Recommendation) -> str:
-    """State how to get to an answer; empty for a study that was cancelled for good."""
+    """State how to get an answer from the study; empty if it was cancelled permanently."""
     if r.certificate.ended == "interrupted":
         return "" if study.state is StudyState.CANCELLED else f" Continue with `{resume_command(study)}`."
     if r.certificate.ended == TRIALS_SPENT:
         return " Allow more trials with --trials."
     if r.needed_budget_s is None:
         return ""
-    return f" Use --budget {_as_option(r.needed_budget_s)}."
+    command = more_time_command(study, r)
+    return f" Continue with `{command}`." if command else f" Use --budget {_as_option(r.needed_budget_s)}."
+
+
+def more_time_command(study: Study, r: Recommendation) -> str:
+    """Return the command that gives an ended study the time that it probably lacked; empty where more time has no use,
+    or where the study is continued at a service, by its own budget.
+    """
+    command, seconds = resume_command(study), _lacked_s(study, r)
+    if study.state is not StudyState.COMPLETED or seconds is None or not command.startswith(RESUME):
+        return ""
+    return f"{command} --budget {_as_option(seconds)}"
+
+
+def _lacked_s(study: Study, r: Recommendation) -> float | None:
+    """Return the seconds that a study lacked; it measures today's settings again, and makes the reference again."""
+    some_s = max(LEAST_MORE_S, MORE_TIME * study.settings.budget_s)
+    if r.verdict is Verdict.NOT_SEARCHED:
+        return r.needed_budget_s
+    if r.verdict is Verdict.UNCONFIRMED:
+        return None if r.needed_budget_s is None else max(some_s, r.needed_budget_s - r.cost.tuning_s)
+    return some_s if r.verdict is Verdict.INCONCLUSIVE or _may_find_more(r) else None
+
+
+def _may_find_more(r: Recommendation) -> bool:
+    return r.verdict is Verdict.NO_SIGNIFICANT_GAIN and bool(r.prospect)
 
 
 def resume_command(study: Study) -> str:
@@ -200,7 +229,7 @@ def resume_command(study: Study) -> str:
     script = study.facts.script if study.facts else None
     if is_command(study.workload) and (script is None or not Path(script.folder).is_dir()):
         return f"steptune continue {study.study_id} --url …"
-    return f"steptune resume {study.study_id}"
+    return f"{RESUME} {study.study_id}"
 
 
 def _as_option(seconds: float) -> str:
@@ -215,7 +244,7 @@ def _nothing_faster(r: Recommendation) -> str:
     return f"No tried configuration is {better} than today's settings beyond the noise of this machine"
 
 
-def _facts(r: Recommendation) -> tuple[Fact, ...]:
+def _facts(study: Study, r: Recommendation) -> tuple[Fact, ...]:
     verdict = parse_objective(r.objective).better if r.verdict is Verdict.FASTER else units.words(r.verdict.value)
     facts = [Fact("Verdict", verdict, _verdict_note(r))]
     gain = r.gain or r.unproven_gain
@@ -228,8 +257,7 @@ def _facts(r: Recommendation) -> tuple[Fact, ...]:
             Fact(
                 "Busy machine",
                 f"other programs used {units.percent(r.foreign_cpu_share)} of the cores",
-                "trials took turns, so ratios remain valid; on a quiet machine, intervals would be narrower and rates "
-                "may differ",
+                _why_ratios_hold(study),
             )
         )
     if r.guard is not None:
@@ -253,6 +281,13 @@ def _facts(r: Recommendation) -> tuple[Fact, ...]:
     facts.append(_memory_fact(r))
     facts.append(_cost_fact(r))
     return tuple(facts)
+
+
+def _why_ratios_hold(study: Study) -> str:
+    quiet = "on a quiet machine, intervals are narrower and rates differ"
+    if is_command(study.workload):
+        return f"trials of a script do not take turns, so only the starts of the confirmation compare; {quiet}"
+    return f"trials took turns, so ratios hold; {quiet}"
 
 
 def _verdict_note(r: Recommendation) -> str:

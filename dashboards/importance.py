@@ -37,7 +37,7 @@ class Edge(NamedTuple):
 
 
 Known = dict[tuple[str, str], Edge]
-"""Edges by pairs of choices; each ratio is the first choice over the second."""
+"""Known edges by pair of choices; each ratio is the speed of the first choice over the second's."""
 
 
 class ImportanceRow(NamedTuple):
@@ -72,7 +72,7 @@ def get_importance_info(source: TrialSource, study_id: str, effects: Effects) ->
 
 
 def _row(name: str, measured: Sequence[Candidate], num_trials: int, effects: Effects) -> ImportanceRow | None:
-    """Build a row; None where the strategy's choices were not compared with any other choice."""
+    """Build the row of a strategy; None if no two of its choices were compared."""
     known = _chained(_pairs(name, measured, effects))
     paired = bool(known)
     if not paired and BASELINE.key not in effects.measured:
@@ -89,7 +89,7 @@ def _row(name: str, measured: Sequence[Candidate], num_trials: int, effects: Eff
 
 
 def _pairs(name: str, measured: Sequence[Candidate], effects: Effects) -> Known:
-    """Return each pair of a strategy's choices, from the pair of otherwise equal configurations with the smallest
+    """Return a comparison of each two choices of a strategy, from the otherwise equal configurations with the smallest
     variance.
     """
     same: dict[str, list[Candidate]] = {}

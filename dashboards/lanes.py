@@ -41,7 +41,9 @@ class TimelineInfo(NamedTuple):
 
     @property
     def settings(self) -> Markup:
-        """Return the settings that `static/lanes.js` reads beside the lanes, safe inside an HTML element."""
+        """Return the settings that `static/lanes.js` reads in addition to the lanes, as text that is safe inside an
+        HTML element.
+        """
         kinds = {
             info.category.value: {
                 "title": theme.kind_title(info.category.value),

@@ -15,7 +15,7 @@ from steptune.tuner.records import CollectiveTiming, Link, Topology
 
 COLUMNS = ("link", "collective", "message_bytes", "duration_ns", "bus_bytes_per_s", "fitted_bus_bytes_per_s")
 LINE = ALL_REDUCE
-"""The collective whose fit is drawn; the lines of the others nearly coincide with it."""
+"""Collective with a drawn fit; the lines of the other collectives nearly coincide with this one."""
 _SYMBOLS = {"all_reduce": "circle", "all_gather": "square", "reduce_scatter": "diamond"}
 _COLOURS = (theme.GOOD, theme.BAD, theme.NEUTRAL)
 
@@ -49,7 +49,7 @@ class LinksInfo(NamedTuple):
 
 
 def get_links_info(topology: Topology) -> LinksInfo:
-    """Return the distinct links; the bus bandwidth is the sum over all groups that shared a link."""
+    """Return the distinct links; each bus bandwidth is the sum over all groups that shared the link."""
     links = _links(topology)
     rows = [
         LinkRow(

@@ -21,11 +21,11 @@ class NeighbourRow(NamedTuple):
 
     strategy: str
     here: str
-    """The strategy's choice in the leading configuration."""
+    """Choice of the strategy in the leading configuration."""
     there: str
     """Choice of the strategy in the other configuration."""
     ratio: float
-    """The other's speed over the leading one's; NaN where it was not measured."""
+    """Speed of the other configuration over the leading one's; NaN where it was not measured."""
     low: float
     high: float
     """Upper end of the 95 % interval of the ratio."""

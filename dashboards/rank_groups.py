@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 MOST_ROWS = 16
 """Maximum number of ranks that are shown one by one."""
 ALIKE = 0.05
-"""Maximum difference, in shares of the step and in waits as a share of it, between ranks of one group."""
+"""Maximum difference between ranks of one group, in the shares of their steps and in their waits as a share of the
+step.
+"""
 _SHARES = ["compute", "communication", "input", "gaps"]
 
 
@@ -65,7 +67,7 @@ def named_devices(names: Sequence[str]) -> str:
 
 
 def _named(numbers: Sequence[int]) -> str:
-    """Return runs of consecutive ranks and their number: "0–4, 8–63 (61)"."""
+    """Format ranks as ranges, with their number: "0–4, 8–63 (61)"."""
     starts = [number for number in numbers if number - 1 not in numbers]
     ends = [number for number in numbers if number + 1 not in numbers]
     runs = [str(low) if low == high else f"{low}–{high}" for low, high in zip(starts, ends, strict=True)]

@@ -17,7 +17,7 @@ from steptune.dashboards.trial_page import SCRIPTS, TrialPageSource, trial_conte
 from steptune.tuner.records import Trial
 
 MAX_TRIALS = 6
-"""Maximum number of trial pages in a report: each may be as large as the rest of it."""
+"""Maximum number of trial pages in a report: each may be as large as the rest of the report."""
 
 
 def render_report(source: TrialSource, study_id: str, pages: TrialPageSource | None = None) -> str:

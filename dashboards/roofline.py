@@ -1,4 +1,4 @@
-"""The roofline of a profile, as texts and rows."""
+"""The roofline of a profile, as sentences and table rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RooflineLine(NamedTuple):
     time_ns: float
     floor_ns: float
     reached: float
-    """Floor as a share of the time taken."""
+    """Floor (least possible time) as a share of the time taken."""
     limit: str
     calls: float
     saved: float | None

@@ -40,7 +40,7 @@ class Site:
 
     @property
     def reader(self) -> Markup:
-        """Return the HTML about the reader, for the page's head: the only part of a page of the service that names the
+        """Return the HTML about the reader, for the page's head: the only part of the service's pages that names the
         reader.
         """
         if self.reader_opening is not None or not self.user:

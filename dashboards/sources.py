@@ -23,7 +23,7 @@ class TrialSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """One study as it was at one moment, so that all parts of a page agree."""
+    """Snapshot of one study at one moment, so that all parts of a page agree."""
 
     study: Study
     all_trials: Sequence[Trial]

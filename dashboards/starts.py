@@ -9,7 +9,7 @@ from steptune.tuner.records import Candidate, Purpose, Trial, TrialResult
 
 TODAY, RECOMMENDED, BEST_SO_FAR = "today", "recommended", "best so far"
 NEAREST = "nearest that fits"
-"""Name of the reference where today's settings ran out of memory."""
+"""Name of the reference if today's settings ran out of memory and could not be the reference."""
 
 
 def results(trials: Sequence[Trial]) -> list[TrialResult]:
@@ -28,7 +28,7 @@ def reference_name(source: TrialSource, study_id: str) -> str:
 
 
 def leading_candidate(source: TrialSource, study_id: str) -> tuple[str, Candidate] | None:
-    """Return the configuration compared with today's settings: the recommended one, else the last accepted one."""
+    """Return the configuration to compare with today's settings: the recommended one, else the last accepted one."""
     recommendation = source.recommendation(study_id)
     if recommendation is not None:
         return (RECOMMENDED, recommendation.candidate) if not recommendation.candidate.is_baseline else None

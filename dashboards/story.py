@@ -61,7 +61,7 @@ def get_tried_info(source: TrialSource, study_id: str, effects: Effects) -> list
 
 
 def get_not_tried_info(source: TrialSource, study_id: str) -> list[NotTriedRow]:
-    """Return one row for each strategy and reason, with the choices that were left out for it."""
+    """Return one row for each strategy and reason, with the choices left out for that reason."""
     recommendation = source.recommendation(study_id)
     decisions = list(source.decisions(study_id))
     if recommendation is not None:

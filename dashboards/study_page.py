@@ -16,7 +16,7 @@ from steptune.dashboards.effects import Effects
 from steptune.dashboards.epochs import get_epoch_info
 from steptune.dashboards.figures import Figure
 from steptune.dashboards.gains import GainRow, get_gains_info, plot_gains
-from steptune.dashboards.headline import get_headline_info
+from steptune.dashboards.headline import get_headline_info, more_time_command
 from steptune.dashboards.history import LOOKS, HistoryRow, get_history_info, plot_history
 from steptune.dashboards.importance import METHOD, ImportanceRow, get_importance_info, plot_importance
 from steptune.dashboards.links import LinksInfo, get_links_info, plot_links
@@ -55,13 +55,17 @@ NUMERICS: dict[str, str] = {
     Numerics.RECIPE: "another training recipe",
 }
 OUTCOME_TITLES = {**{name: look.title for name, look in LOOKS.items()}, OUT_OF_MEMORY: "out of memory"}
+OPEN = (Verdict.NOT_SEARCHED, Verdict.INCONCLUSIVE)
+"""Verdicts after which nothing is known to be better than today's settings, nor that nothing is."""
 ENDED = (StudyState.COMPLETED, StudyState.FAILED, StudyState.CANCELLED)
 NUM_TOP = 3
 SCRIPTS = ("tabs.js", "study.js")
 TALL = 40
-"""Number of rows above which a table scrolls by itself."""
+"""Maximum number of rows of a table without a scroll bar of its own."""
 IN_SERVICE: dict[str, Any] = {"queued": False, "waits_for": "", "last_event": 0, "live": False, "about": None}
-"""Defaults for what only a service knows about a study: whether it is queued, and the number of its last event."""
+"""Default values of facts that only a service knows about a study: whether it is queued, and the number of its last
+event.
+"""
 
 
 class BreakdownRow(NamedTuple):
@@ -138,6 +142,8 @@ def study_context(source: TrialSource, study_id: str, site: Site) -> dict[str, A
         "screen": screen_facts(headline, recommendation, epoch, cause) if recommendation and epoch else headline.facts,
         "under_way": get_under_way(source, study_id, spent_s, effects, _leading(findings)),
         "uses": get_uses(recommendation) if recommendation else [],
+        "is_open": recommendation is not None and recommendation.verdict in OPEN,
+        "more_time": more_time_command(study, recommendation) if recommendation else "",
         "epoch": epoch,
         "quantity": parse_objective(study.settings.objective).axis,
         "top": top_rows(recommendation) if recommendation else [],
@@ -192,7 +198,7 @@ def _unit(study: Study, recommendation: Recommendation | None) -> SampleUnit:
 
 
 def top_rows(r: Recommendation) -> list[TopRow]:
-    """Return the recommendation and the next best configurations, as far as they were measured."""
+    """Return rows for the recommendation and the next best configurations, if measured."""
     mildest = max((part.numerics for part in r.parts), key=lambda numerics: numerics.rank, default=Numerics.EXACT)
     today = r.candidate.is_baseline
     first = TopRow(
@@ -242,7 +248,9 @@ def breakdown_rows(info: Sequence[CategoryTime]) -> list[BreakdownRow]:
 
 
 def _plan(recommendation: Recommendation | None) -> tuple[PlannedStep, ...] | str:
-    """Return the steps of the recommended plan, empty for a script; or a text that says why they are not known here."""
+    """Return the steps of the recommended plan, empty for a script; or a text that says why the steps are not known
+    here.
+    """
     if recommendation is None or recommendation.in_script is not None:
         return ()
     try:
@@ -263,7 +271,7 @@ def findings_by_configuration(source: TrialSource, study_id: str) -> dict[str, t
 
 
 def _leading(findings: dict[str, tuple[Finding, ...]]) -> tuple[Finding, ...]:
-    """Return the findings for the leading configuration."""
+    """Select the findings for the leading configuration."""
     return list(findings.values())[-1] if findings else ()
 
 
@@ -294,7 +302,7 @@ def _export_url(exporter: Exporter, recommendation: Recommendation, site: Site) 
 
 
 def study_files(study: Study, trials: Sequence[Trial], site: Site) -> list[Download]:
-    """Return all trials as files; in a report only the table that every program reads."""
+    """Return files with all trials; in a report, only the table in the format that every program reads."""
     paths = {"csv": "/trials?format=csv", "parquet": "/trials?format=parquet", "optuna": "/optuna"}
     return [
         Download(

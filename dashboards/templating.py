@@ -23,7 +23,7 @@ from steptune.dashboards.finding_gain import finding_gain
 from steptune.dashboards.site import Site, asset_text
 
 NUM_ROWS = 4096
-"""Maximum number of table rows, some hundred bytes each, that a process caches."""
+"""Maximum number of rendered table rows, some hundred bytes each, that a process caches."""
 
 
 def render(template: str, site: Site, **context: Any) -> str:

@@ -77,7 +77,7 @@ def category_title(category: str) -> str:
 
 
 def kind_title(category: str) -> str:
-    """Return the title of the work itself, whether hidden or not: "communication" for "exposed communication"."""
+    """Return the title of a category's kind of work, hidden or not: "communication" for "exposed communication"."""
     return category_title(category).removeprefix("exposed ")
 
 
@@ -86,7 +86,7 @@ def category_group(category: str) -> str:
 
 
 def text_colour_on(colour: str) -> str:
-    """Return white where its contrast on the colour is at least 4 to 1 (WCAG), else black."""
+    """Return the text colour on a background: white if its contrast is at least 4 to 1 (WCAG), else black."""
     channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

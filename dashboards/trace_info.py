@@ -42,9 +42,9 @@ STALLED = "stalls in {steps}: long pauses without a launch take {share} of the s
 CPU_STALLED = "stalls in {steps}: long pauses without an operator take {share} of the step"
 LATE = "late ranks: waiting for them takes {share} of the step, mostly for rank {rank}"
 STANDS_OUT = 0.03
-"""Minimum delay of a straggler against the median of the ranks, as a share of its step."""
+"""Minimum delay of a straggler against the median rank, as a share of the straggler's step."""
 _IDLE = (*HOST_CATEGORIES, Category.DATA_WAIT, Category.EPOCH_RESTART, Category.QUEUED, Category.UNKNOWN)
-"""Categories of a device's time in which no activity was recorded."""
+"""Categories of time in which a device recorded no activity."""
 
 _CATEGORIES_OF = {rule.name: tuple(category.value for category in rule.categories) for rule in RULES}
 
@@ -125,7 +125,7 @@ def _limited_by(analysis: TraceAnalysis, times: dict[str, float], limit: str) ->
 
 
 def _stalled_ns(analysis: TraceAnalysis) -> float:
-    """Return nanoseconds per step of host time in stalls, the mean over ranks."""
+    """Return nanoseconds per step of host time in stalls, as the mean over ranks."""
     parts = [b.stalled_share * b.per_step_ns.get(Category.HOST.value, 0.0) for b in main_breakdowns(analysis)]
     return sum(parts) / len(parts)
 
@@ -156,7 +156,7 @@ def _what(analysis: TraceAnalysis) -> str:
 
 
 def _spoken_of(analysis: TraceAnalysis) -> str:
-    """Say which device, or mean over ranks, the figures describe; empty where there is only one."""
+    """Say which device the figures describe, or that they are means over ranks; empty if there is only one device."""
     shared = [(rank, b) for rank, b in zip(analysis.ranks, main_breakdowns(analysis), strict=True)]
     chosen = _unique(b.device for rank, b in shared if len(rank.breakdowns) > 1)
     said = [f"the busiest device of each process ({', '.join(chosen)})"] if chosen else []
@@ -192,8 +192,8 @@ def _quality(analysis: TraceAnalysis, problems: tuple[str, ...]) -> tuple[str, .
 
 
 def get_findings_info(analysis: TraceAnalysis) -> list[TraceAdvice]:
-    """Return the findings: first the first one that the headline names, unless others have to precede it, then all
-    others in their order. For a bad capture, the advice about it is given once.
+    """Return the findings: first the one that the headline names, unless others have to precede it, then all others in
+    their order. For a bad capture, the advice about it is given once.
     """
     rows = []
     bad = [finding for finding in analysis.findings if finding.rule == BAD_CAPTURE]
@@ -229,7 +229,7 @@ def get_memory_classes(memory: MemoryStats) -> str:
 
 
 def _named_by_headline(analysis: TraceAnalysis) -> set[str]:
-    """Return the rules about the wait that the headline names as the bottleneck of the step, if it is one."""
+    """Return the rules about the wait that the headline names as the bottleneck; empty if the bottleneck is no wait."""
     times = mean_step_ns(analysis)
     waits = WAITS.get(bottleneck(times), ())
     if Category.COMMUNICATION in waits and get_late_ns(analysis) > times.get(Category.COMMUNICATION.value, 0.0) / 2:
@@ -253,7 +253,7 @@ def main_breakdowns(analysis: TraceAnalysis) -> list[Breakdown]:
 
 
 def mean_step_ns(analysis: TraceAnalysis) -> dict[str, float]:
-    """Return nanoseconds per step by category, the mean over ranks: they still sum to the mean step."""
+    """Return nanoseconds per step by category, as means over ranks; they sum to the mean step."""
     steps = [trusted_step_ns(b) for b in main_breakdowns(analysis)]
     names = [info.category.value for info in theme.categories_in_order()]
     means = {name: sum(step.get(name, 0.0) for step in steps) / len(steps) for name in names}
@@ -371,7 +371,7 @@ def device_label(analysis: TraceAnalysis, of: Breakdown | Timeline) -> str:
 
 
 _GROUP_OF_SHARE = {"compute": "compute", "communication": "communication", "input": "input/output", "gaps": "gaps"}
-"""Columns that are shares of the step, and the groups of categories that each covers."""
+"""Columns of shares of the step, each with the groups of categories that it covers."""
 
 
 def rank_rows(analysis: TraceAnalysis) -> list[Row]:
@@ -419,7 +419,7 @@ def get_ranks_info(analysis: TraceAnalysis) -> pd.DataFrame:
 
 
 def _wait_per_step(analysis: TraceAnalysis, wait: RankWait) -> float:
-    """Return the wait per step, over the steps of the rank whose collectives were compared with other ranks'."""
+    """Return a rank's wait per step, over the steps in which its collectives were compared with other ranks'."""
     num_steps = next((r.breakdowns[0].num_steps for r in analysis.ranks if r.rank == wait.rank), 1)
     return wait.wait_ns / (num_steps * wait.step_share)
 

@@ -13,7 +13,7 @@ OTHER = "compute_other"
 
 
 class Area(NamedTuple):
-    """A kernel, or on a CPU, which has none, an operator with all its shapes together; times and runs are per step."""
+    """A kernel, or on a CPU an operator with all its shapes; times and runs are per step."""
 
     name: str
     short: str

@@ -29,7 +29,7 @@ REPORT_CELLS = 50_000
 
 
 class SupportsHtml(Protocol):
-    """Object that renders itself as HTML."""
+    """Interface of an object that renders itself as HTML."""
 
     def __html__(self) -> str: ...
 
@@ -106,7 +106,7 @@ def render_profile(result: TrialResult, kept: TraceAnalysis | None, lanes: Seque
 
 
 def result_figures(result: TrialResult | None) -> dict[str, Figure]:
-    """Return the figures beside the profile, by name; figures without data are left out."""
+    """Return the page's figures other than those of the profile, by name; figures without data are left out."""
     figures: dict[str, Figure] = {}
     if result is not None and result.clean_windows:
         figures["windows"] = plot_windows(get_windows_info(result))

@@ -100,7 +100,7 @@ def _changed(candidate: Candidate, before: dict[str, Choice]) -> set[str]:
 
 
 def _label(candidate: Candidate, before: dict[str, Choice]) -> str:
-    """Describe the difference from the leading settings."""
+    """Describe how a candidate differs from the leading settings."""
     names = sorted(_changed(candidate, before))
     parts = [f"{n}: {choice_label(candidate.choices[n]) if n in candidate.choices else 'as today'}" for n in names]
     return "; ".join(parts) or ("the best so far" if before else "today's settings")

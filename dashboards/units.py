@@ -88,6 +88,14 @@ def place_name(place: str) -> str:
     return kernel_name(place[: found.start()]) + found.group() if found else _NAMESPACES.sub("", place)
 
 
+def end_of_path(path: str, most: int) -> str:
+    """Return the last names of a path that fit into `most` letters: those differ where the first ones are the same."""
+    names = path.split(".")
+    while len(names) > 1 and len(".".join(names)) > most - 2:
+        names = names[1:]
+    return path if len(path) <= most else f"….{'.'.join(names)}"
+
+
 def change(value_ms: float) -> str:
     """Format a change in ms with a minus sign, not a hyphen: `+0.40`, `−14.50`."""
     return f"{value_ms:+.2f}".replace("-", "−")

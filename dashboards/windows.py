@@ -1,4 +1,4 @@
-"""The measured windows of a trial: their scatter, and which of them do not count."""
+"""The measured windows of a trial: their scatter, and the ones that do not count."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Spread(NamedTuple):
     step_ms: float
     """Milliseconds per step, including epoch restarts."""
     restart_ms: float
-    """The part of `step_ms` that epoch restarts take."""
+    """Milliseconds of `step_ms` that epoch restarts take."""
     half_width: float
 
 

@@ -96,17 +96,18 @@ Launches cost something throughout the step, so launch_bound follows a cause at 
 follows them, and stands before what saves less ([why](decisions/0046-stated-gains-first.md),
 [and](decisions/0054-launches-beside-late-ranks.md)).
 
-Six rules state a gain that is replayed, not a share of categories: input_bound, launch_bound, synchronisation,
-allocation, host_stall and rank_skew. The recorded steps are simulated on the graph of their dependencies without that
-cause ([why](decisions/0034-replay.md)), and the saved share is compared with the thresholds. The bound is that share
-and two points of the step: nine in ten replays of simulated pairs miss the truth by less. The evidence says "replayed",
-or, where the steps cannot be replayed, a range from none to the share of the categories, and why: fewer than two steps,
-launches or events that are not recorded, a replay that misses the recorded step by more than 5 %, first steps (only
-those of a long window are simulated) whose waits or stalls differ from those of all steps by more than two points of
-the step, or that do not show the cause. A replay that misses the unprofiled step by more than 5 % gives its gain as a
-range, more or less so much, and at most the time in which the device does not compute. The gain of launch_bound is the
-cost of launches where stalls, waits and batches are gone, of several ranks in all of them at once and without late
-ones; its bound is the gain of a CUDA graph where they stay, if that is larger. Each gain is of one cause alone.
+Seven rules state a gain that is replayed, not a share of categories: input_bound, launch_bound, synchronisation,
+allocation, host_stall, extra_work and rank_skew. The recorded steps are simulated on the graph of their dependencies
+without that cause ([why](decisions/0034-replay.md)), and the saved share is compared with the thresholds. The bound is
+that share and two points of the step: nine in ten replays of simulated pairs miss the truth by less. The evidence says
+"replayed", or, where the steps cannot be replayed, a range from none to the share of the categories, and why: fewer
+than two steps, launches or events that are not recorded, a replay that misses the recorded step by more than 5 %,
+first steps (only those of a long window are simulated) whose waits or stalls differ from those of all steps by more
+than two points of the step, or that do not show the cause. A replay that misses the unprofiled step by more than 5 %
+gives its gain as a range, more or less so much, and at most the time in which the device does not compute. The gain of
+launch_bound is the cost of launches where stalls, waits and batches are gone, of several ranks in all of them at once
+and without late ones; its bound is the gain of a CUDA graph where they stay, if that is larger. Each gain is of one
+cause alone.
 
 Gains of two causes do not add up; claims do. In their order, each finding claims what it saves once those before it are
 mended, simulated without all of them; one that only its categories bound claims what is left of those, and all together

@@ -143,8 +143,8 @@ class _Writer:
         self.num_files += 1
 
     def _enter(self, member: _Member, parts: tuple[str, ...]) -> None:
-        """Record a path and the folders above it; a second member of the same name is refused, as the order would
-        decide.
+        """Record a path and the folders above it; refuse a second member of the same name, as its content would depend
+        on the order.
         """
         keys = [_folded("/".join(parts[: n + 1])) for n in range(len(parts))]
         for key in keys[:-1]:
@@ -229,14 +229,14 @@ def _tar_members(archive: Path, kind: str) -> Iterator[_Member]:
 
 
 class _Headers:
-    """Stream that limits how much headers may read: extended headers can hold names of any length."""
+    """Stream that limits the bytes read for headers: extended headers can hold names of any length."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
         self._left: int | None = _MAX_HEADER_BYTES
 
     def next_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo | None:
-        """Return the next header, once the content before it was read."""
+        """Return the next header; the content before it must have been read."""
         tar.members = []  # type: ignore[attr-defined]  # tarfile keeps every header that it has seen
         self._left = _MAX_HEADER_BYTES
         try:
@@ -301,7 +301,7 @@ def _chunk(content: IO[bytes]) -> bytes:
 
 @contextmanager
 def _readable() -> Iterator[None]:
-    """Convert the dozen kinds of errors that libraries raise on damaged archives into "damaged"."""
+    """Convert the many errors that libraries raise on damaged archives into one that says "damaged"."""
     try:
         yield
     except (ArchiveRefusedError, GeneratorExit, MemoryError):

@@ -58,7 +58,7 @@ def trial_in(store: StudyStore, study: Study, which: str) -> Trial:
 
 
 def with_result(trial: Trial) -> Trial:
-    """Return the trial, unless it has no result.
+    """Return the trial; refuse one without a result.
 
     Raises:
         StoreError: It has none (yet).
@@ -115,7 +115,9 @@ def _kept_of(trial: Trial, kept: TraceAnalysis | None) -> TraceAnalysis | None:
 def _stated(
     comparison: Comparison, study: Study, recommendation: Recommendation, before: Candidate, after: Candidate
 ) -> Comparison:
-    """Add the step times and the interval that a study states for two configurations, one of them its reference."""
+    """Add the step times and the interval that a study states for two configurations, of which one is the study's
+    reference.
+    """
     speeds = [speed_of(recommendation, candidate) for candidate in (before, after)]
     is_stated = recommendation.baseline_units_per_s > 0 and parse_objective(recommendation.objective).is_rate
     if study.facts is None or None in speeds or not is_stated:

@@ -21,7 +21,7 @@ from steptune.service.models import QueueEntryRow, StudyRow
 
 
 def mark(engine: Engine, data_directory: Path, study_id: str) -> None:
-    """Mark the directory of a study as a worker's.
+    """Record that a worker made the directory of a study.
 
     Raises:
         StoreError: The mark cannot be written.

@@ -71,7 +71,7 @@ class Subscription:
 
 
 class EventHub:
-    """Hub that polls for events while anybody follows. Only the database's work runs outside the event loop's
+    """Hub that polls for events while any stream follows them. Only the database's work runs outside the event loop's
     thread.
     """
 

@@ -30,7 +30,7 @@ class Lease(Record):
 
 
 def database_now(session: Session) -> datetime:
-    """Return the database's present time, not that of the transaction's begin, since which it may have waited."""
+    """Return the database's present time, not the start time of the transaction, which may have waited since."""
     if session.get_bind().dialect.name == "postgresql":
         return cast(datetime, session.scalar(select(func.clock_timestamp())))
     return datetime.now(UTC)  # SQLite has the clock of this host

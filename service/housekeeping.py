@@ -23,9 +23,9 @@ from steptune.tuner.records import Record
 
 IDEMPOTENCY = timedelta(days=1)
 PROGRESS = timedelta(days=1)
-"""Time after a study's end for which its progress events are kept; they are most of its rows."""
+"""Time after a study's end for which its progress events, which are most of its rows, are kept."""
 LATE = timedelta(days=30)
-"""Age since their end from which studies are not checked again."""
+"""Time after a study's end from which housekeeping does not check the study again."""
 
 
 class HouseReport(Record):

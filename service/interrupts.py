@@ -14,7 +14,7 @@ from typing import Any
 
 
 class _Held(threading.local):
-    """Interrupts that a thread holds back; signals reach only the main thread."""
+    """State of the interrupts held back in a thread; signals reach only the main thread."""
 
     depth = 0
     pending = False

@@ -27,7 +27,7 @@ class Kept(Generic[Value]):
             return self._values[key][0]
 
     def put(self, key: Hashable, value: Value, size: int) -> None:
-        """Cache a value, replacing that of the same key; one larger than the whole cache is not kept."""
+        """Cache a value, replacing one with the same key; a value larger than the whole cache is not kept."""
         with self._lock:
             self._drop(key)
             if size > self._max_size:

@@ -77,7 +77,8 @@ def refuse_several_hosts(command: Sequence[str]) -> None:
 
 
 def take_place() -> Launch | None:
-    """Return how this process was launched, and hide that, and the hosts' secret, from the processes that it starts.
+    """Return the launch of this process, and hide the launch and the hosts' secret from the processes that this one
+    starts.
 
     Raises:
         PlatformError: The launcher's variables do not allow a study on several hosts.
@@ -246,7 +247,7 @@ def num_hosts_of(launch: Launch | None, asked: int | None, *, reserved: bool = F
 
 
 def _own_secret(launch: Launch) -> str:
-    """Return the secret that the environment named; empty where torchrun's rendezvous distributes one."""
+    """Return the hosts' secret from the environment; empty where torchrun's rendezvous distributes one."""
     secret = launch.secret
     if not secret and not launch.has_store:
         raise PlatformError(

@@ -55,7 +55,7 @@ class Fragment:
 
 @dataclass(frozen=True)
 class Piece:
-    """Text that is the same for all readers; `name` is that of the opening after it, or empty."""
+    """Text that is the same for all readers; `name` is the name of the opening that follows, or empty."""
 
     plain: bytes
     packed: bytes

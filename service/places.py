@@ -42,8 +42,8 @@ def this_place() -> str:
 
 
 def host_id() -> str:
-    """Return the hashed identity of this machine. It is that of the running kernel, not of an image, as all containers
-    of a host share its cores.
+    """Return the hashed identity of this machine. It identifies the running kernel, not an image, because all
+    containers of a host share its cores.
     """
     try:
         identity = _BOOT_ID.read_text(encoding="ascii").strip()

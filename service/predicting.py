@@ -1,4 +1,4 @@
-"""Questions to the prediction for other hosts, and its answers, for the command and for the page."""
+"""Prediction for other hosts, from the user's question to the answer, for the command and for the page."""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ def data_of(view: StudyView, told: StudyView | None = None) -> dict[str, Any]:
 
 
 def view_of(data: dict[str, Any]) -> StudyView:
-    """Return the view that a single event carries; its time continues from there. Events of older workers have fewer
-    fields.
+    """Return the view that a single event carries; its elapsed time continues from the event. Events of older workers
+    have fewer fields.
     """
     view = StudyView(**{name: data[name] for name in _FIELDS if name in data})
     view.began_s = view.clock() - data["elapsed_s"]
@@ -66,7 +66,7 @@ def view_of(data: dict[str, Any]) -> StudyView:
 
 
 class Picture:
-    """View of a study, put together from its events in order."""
+    """View of a study, assembled from the study's events in order."""
 
     def __init__(self) -> None:
         self._decisions: dict[int, Decision] = {}

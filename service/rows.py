@@ -117,7 +117,8 @@ def attempt_row(trial: Trial, lease: Lease | None = None) -> TrialAttemptRow:
 
 
 def repeated_rows(result: TrialResult, first: TrialAttemptRow) -> list[TrialAttemptRow]:
-    """Return the attempts after the first of a repeated trial; `result` describes the last one, which has no end.
+    """Return the rows of a repeated trial's attempts after the first; the last one, which `result` describes, has no
+    end yet.
 
     Args:
         first: The row that was written as the trial began. It ends with the first attempt.
@@ -176,7 +177,7 @@ def recommendation_row(recommendation: Recommendation) -> RecommendationRow:
 
 
 def _is_speed(recommendation: Recommendation) -> bool:
-    """Say whether the recommendation's gains are of speed: those of energy are not added to them."""
+    """Say whether the recommendation's gains are gains of speed: gains of energy are not combined with those."""
     return parse_objective(recommendation.objective).is_rate
 
 

@@ -95,7 +95,7 @@ def isolated_runner(
 
 
 def own_files(settings: Settings) -> tuple[Path, ...]:
-    """Return files that belong to the service and never to a workload: database, studies, settings."""
+    """Return the paths of files that belong to the service and never to a workload: database, studies, settings."""
     url = make_url(settings.database_url)
     database = [Path(url.database)] if url.get_backend_name() == "sqlite" and url.database else []
     return tuple(path.absolute() for path in (*database, settings.data_directory, Path(".env")))

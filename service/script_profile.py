@@ -124,7 +124,7 @@ def refusal_of(ended: Ended) -> str:
 
 
 def print_script_profile(console: Console, profile: ScriptProfile) -> None:
-    """Print what was recognised, item by item, then the profile, or why there is none."""
+    """Print each recognised item of the script, then the profile, or the reason why there is none."""
     trained = [record for record in profile.records if record.num_backwards]
     if trained:
         print_recognised(console, *trained)
@@ -152,7 +152,7 @@ def print_script_profile(console: Console, profile: ScriptProfile) -> None:
 
 
 def print_recognised(console: Console, *trained: ScriptRecord) -> None:
-    """Print what was recognised in the processes that trained, the recorded one first."""
+    """Print the items recognised in each process that trained, the recorded process first."""
     record = trained[0]
     console.print(Text("recognised", style="dim"))
     table = Table.grid(padding=(0, 2, 0, 0))
@@ -168,7 +168,7 @@ def print_recognised(console: Console, *trained: ScriptRecord) -> None:
 
 
 def print_watched(folder: str) -> None:
-    """Print the profile of a process that watched itself, on standard error."""
+    """Print, on standard error, the profile of a process that recorded itself."""
     path = Path(folder)
     ended = Ended(status=0, records=read_records(path), traces=find_script_traces(path))
     print_script_profile(Console(stderr=True, highlight=False), script_profile((), ended))

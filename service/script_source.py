@@ -191,5 +191,5 @@ def _installed(python: str, *, modules: Sequence[str] = (), names: Sequence[str]
 
 
 def _public(version: str) -> str:
-    """Return the public version, without the build: 2.13.0 of 2.13.0+cpu."""
+    """Return a version without its build: 2.13.0 for 2.13.0+cpu."""
     return version.partition("+")[0]

@@ -103,7 +103,7 @@ def check_same_script(study: Study, look: Look) -> None:
 
 
 def budget_left_s(budget_s: float, look_s: float) -> float:
-    """Return the seconds of a budget that remain after an inspection.
+    """Return the seconds of a budget that are left after an inspection.
 
     Raises:
         BudgetError: None remain.
@@ -193,7 +193,7 @@ class Change:
 
 
 def changes_of(study: Study, parts: Sequence[Part]) -> list[Change]:
-    """Return the edits that bring each part of a recommendation into the script."""
+    """Return the edits with which each part of a recommendation is made in the script."""
     assert study.facts is not None, "a study of a command must have facts"
     script = script_facts_of(study)
     found = []
@@ -213,5 +213,5 @@ def script_facts_of(study: Study) -> ScriptFacts:
 
 
 def short_place(place: str) -> str:
-    """Return a place in short: `train.py:33` of `/home/me/train.py:33 in main`."""
+    """Return a short form of a place: `train.py:33` for `/home/me/train.py:33 in main`."""
     return Path(place.partition(" in ")[0]).name if place else ""

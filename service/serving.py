@@ -83,7 +83,7 @@ def _show_login_code(app: FastAPI) -> None:
 
 
 def _keep_what_is_loaded() -> None:
-    """Exempt modules and routes, which stay loaded, from garbage collection, whose scans stop every answer."""
+    """Exempt modules and routes, which stay loaded, from garbage collection, because its scans delay every answer."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 50, 100)

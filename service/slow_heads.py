@@ -22,7 +22,9 @@ _ANSWER = (
 
 
 class PromptHeads(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """Uvicorn's protocol with a time limit for each head, from the connection or from the head's first byte."""
+    """Uvicorn's protocol with a time limit for the head of each request, counted from the connection or from the head's
+    first byte.
+    """
 
     head_timeout_s = HEAD_TIMEOUT_S
     _head_timer: asyncio.TimerHandle | None = None

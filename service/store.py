@@ -360,7 +360,7 @@ _NEWEST_FIRST = (StudyRow.created_at.desc(), StudyRow.study_id.desc())
 
 
 def _of_same_owner(study_id: str) -> ColumnElement[bool]:
-    """Return the condition that studies belong to the owner of this one; those of commands have no owner."""
+    """Return the condition that a study has the same owner as this one; studies of the command line have no owner."""
     owner = select(StudyRow.owner_id).where(StudyRow.study_id == study_id).scalar_subquery()
     return StudyRow.owner_id.is_not_distinct_from(owner)
 
@@ -420,7 +420,7 @@ def _summarise(session: Session, results: Sequence[TrialResult]) -> None:
 
 
 def count_change(session: Session, changed: ColumnElement[bool]) -> None:
-    """Count a change of these studies, whose cached pages are then outdated."""
+    """Advance the revision of these studies, so that cached pages count as outdated."""
     session.execute(
         update(StudyRow)
         .where(changed)

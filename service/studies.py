@@ -145,7 +145,7 @@ def check_unchanged(study: Study) -> None:
 
 
 def with_more_time(study: Study, store: SqlStudyStore, seconds: float) -> Study:
-    """Return the study with a budget that ends `seconds` from now: the time that its trials took, and these seconds."""
+    """Return the study with a budget that ends `seconds` from now: the time that its trials took, plus `seconds`."""
     spent_s = Ledger(store, study.study_id).spent_s
     return store.set_budget(study.study_id, spent_s + seconds)
 

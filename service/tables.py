@@ -12,6 +12,9 @@ from steptune.dashboards import units
 from steptune.dashboards.roofline import RooflineInfo
 from steptune.tuner.trace_records import ModuleStats
 
+PATH_WIDTH = 42
+"""Width of a module's path beside its figures on a terminal of 80 columns."""
+
 
 def plain_table(*names: str, title: str | None = None) -> Table:
     """Return a table without lines. Columns that must not wrap on a narrow terminal need `no_wrap`."""
@@ -37,7 +40,7 @@ def modules_table(modules: Sequence[ModuleStats], num_steps: int, title: str) ->
     for module in modules:
         times = (module.forward_ns, module.backward_ns, module.own_ns)
         count = units.significant(module.count / num_steps)
-        name = Text(module.name, no_wrap=True, overflow="ellipsis")
+        name = Text(units.end_of_path(module.name, PATH_WIDTH), no_wrap=True, overflow="ellipsis")
         table.add_row(*(units.short_time(one / num_steps) for one in times), count, name)
     return table
 

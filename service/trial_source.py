@@ -36,7 +36,7 @@ from steptune.tuner.trials.analysis_files import read_analysis, read_lanes
 MAX_OLD_BYTES = 8 << 20
 """Maximum bytes of an analysis of an older version, which was stored unchecked as one line."""
 MAX_CHARS = 8 << 20
-"""Maximum characters of the cached texts of trials, and of all other cached texts; the records made of them take
+"""Maximum characters of cached texts, one limit for trials and one for all other texts; the records made of them take
 several times that size.
 """
 _STUDY = select(StudyRow.record).where(StudyRow.study_id == bindparam("study_id"))
@@ -54,7 +54,7 @@ MAX_PROFILE_BYTES = 32 << 20
 """Maximum bytes of the cached parts of pages about profiles, plain and compressed: some tens of trials."""
 NO_PROFILE_BYTES = 1000
 KeptProfiles = Kept[tuple[TrialResult, Fragment | None]]
-"""Cached profiles by trial and file, with the result that they belong to."""
+"""Cached profiles by trial and file, each with the trial result that it belongs to."""
 UNREADABLE = (ArtifactGoneError, OSError, EOFError, zlib.error, ValueError)
 MAX_LANE_BYTES = 64 << 20
 """Maximum bytes of cached lanes, stored as columns: some millions of cells."""

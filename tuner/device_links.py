@@ -16,9 +16,9 @@ from typing import Any
 MAX_NVLINKS = 18
 """Maximum NVLinks of one GPU; the driver refuses a link that does not exist."""
 PCIE_KINDS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-"""Kinds of connection by NVML's nvmlGpuTopologyLevel_t; level 0 is two GPUs of one board."""
+"""Kinds of connection by NVML's nvmlGpuTopologyLevel_t; level 0 stands for two GPUs on one board."""
 READ = 0
-"""Value of NVML's nvmlGpuP2PCapsIndex_t for reading; the bindings' own constant is a tuple, which their function
+"""Value of NVML's nvmlGpuP2PCapsIndex_t for reading; the Python bindings define it as a tuple, which their function
 refuses.
 """
 SWITCH = 2
@@ -78,7 +78,7 @@ def _num_nvlinks(nvml: Any, first: Any, second: Any) -> int:
 
 
 def _ends(nvml: Any, handle: Any) -> list[Any]:
-    """Return the bus ids at the other ends of the active NVLinks; None for a switch."""
+    """Return the bus id at the other end of each active NVLink; None for a switch."""
     found: list[Any] = []
     for number in range(MAX_NVLINKS):
         try:

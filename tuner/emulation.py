@@ -13,11 +13,12 @@ from pathlib import Path
 from steptune.tuner.errors import PlatformError
 
 HOSTS_VARIABLE = "STEPTUNE_EMULATED_HOSTS"
-"""Environment variable with the number of hosts among which the ranks of this machine are divided, in rank order."""
+"""Environment variable with the number of emulated hosts among which this machine's ranks are divided, in rank order.
+"""
 NETWORKS_VARIABLE = "STEPTUNE_HOST_NETWORKS"
 """Environment variable with the network namespaces of the emulated hosts, one for each host, separated by commas."""
 HOST_VARIABLE = "STEPTUNE_RANK_HOST"
-"""Environment variable with the number of a rank's host, set where a job is spread over several hosts."""
+"""Environment variable with the number of a rank's host, set if a job spans several hosts."""
 DEVICES_VARIABLE = "STEPTUNE_EMULATED_DEVICES"
 """Environment variable with the number of devices into which the visible GPUs are divided: equal parts that share a
 GPU's time.

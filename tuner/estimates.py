@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from steptune.tuner.records import TrialResult, Window
 
 TRIM = 0.2
-"""Share of the values left out at each end."""
+"""Share of the values that a trimmed mean leaves out at each end."""
 NUM_KEPT = 2048
 """Maximum number of estimates that a process caches: pages and the search request the same ones repeatedly."""
 
@@ -35,7 +35,7 @@ class Estimate:
     degrees: float
 
     def half_width(self, level: float = 0.95) -> float:
-        """Return half the width of the two-sided interval."""
+        """Return half the width of the two-sided interval at a confidence level."""
         if not math.isfinite(self.standard_error):
             return math.inf
         return student_quantile((1 + level) / 2, self.degrees) * self.standard_error
@@ -79,7 +79,9 @@ def trimmed_mean(values: Sequence[float]) -> Estimate:
 
 
 class _Results:
-    """Results compared by identity, as keys of a cache: comparing windows takes as long as computing rates."""
+    """Results compared by identity, as cache keys: comparing them by their windows would take as long as computing
+    rates.
+    """
 
     __slots__ = ("results",)
 

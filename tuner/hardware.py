@@ -196,8 +196,8 @@ def describe_hardware(kind: str) -> HardwareProfile:
 
 
 def first_difference(first: HardwareProfile, other: HardwareProfile) -> str:
-    """Return the first difference of another host's hardware from the first host's; empty where their measurements are
-    comparable. Sizes of memory are left out: those of equal machines differ by some pages.
+    """Return the first difference between another host's hardware and the first host's; empty where their measurements
+    are comparable. Sizes of memory are left out: those of equal machines differ by some pages.
     """
 
     def parts(profile: HardwareProfile) -> dict[str, object]:

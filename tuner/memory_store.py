@@ -31,7 +31,7 @@ from steptune.tuner.store_rules import copy_of, number, parse_time
 
 
 class MemoryStudyStore:
-    """Store of private copies of records, safe to share between threads."""
+    """Store that keeps copies of records; threads may share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -61,7 +61,7 @@ class MemoryStudyStore:
             )
 
     def set_budget(self, study_id: str, budget_s: float) -> Study:
-        """Set another budget for a study, as the database does."""
+        """Change the budget of a study, as the store in a database does."""
         with self._lock:
             study = self._study(study_id)
             study = self._studies[study_id] = replace(study, settings=replace(study.settings, budget_s=budget_s))

@@ -1,4 +1,4 @@
-"""Objectives of a study: speed, the time of a training with its compilation, energy, or cost.
+"""Objectives of a study: speed, the time of a training including compilation, energy, or cost.
 
 A search maximises the rate at which a trial's windows go by. Another objective is the same search on windows that count
 otherwise: as long as their share of the compilation adds to them, or as many joules as they took. So every search, the
@@ -81,12 +81,12 @@ class Objective:
 
     @property
     def compared(self) -> str:
-        """Meaning of a ratio, to follow `1.31×`."""
+        """Phrase for a ratio, to follow `1.31×`."""
         return self._said("compared")
 
     @property
     def better(self) -> str:
-        """Adjective to precede `than today's settings`."""
+        """Phrase for an improvement, to precede `than today's settings`."""
         return self._said("better")
 
     @property

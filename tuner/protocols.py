@@ -74,8 +74,8 @@ class TrialRunner(Protocol):
         ...
 
     def begin_reference(self, request: Any, longest_s: float) -> None:
-        """Begin to make the guard's reference while the next group starts. The group's windows wait until it is made;
-        `make_reference` of the same request finds it, or makes it again if this attempt failed.
+        """Begin to make the guard's reference while the next group starts. The group's windows wait until the reference
+        is made; `make_reference` of the same request finds it, or makes it again if this attempt failed.
         """
         ...
 
@@ -179,7 +179,7 @@ class StudyStore(Protocol):
         ...
 
     def lose_running_trials(self, study_id: str) -> int:
-        """Mark as lost the trials that were running when their process died; return how many.
+        """Mark as lost the trials that were running when their process died; return the number of them.
 
         Raises:
             StudyNotFoundError: There is no such study.

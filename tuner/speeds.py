@@ -1,4 +1,4 @@
-"""Speed of a configuration: one value with its interval, and how, when and under which load it was measured.
+"""Speed of a configuration: one value with its interval, and the method, time and load of its measurement.
 
 Terminal, pages, REST, report and exports render what `answer_of` and `speed_of` return; none works out a speed of its
 own. A confirmation measures finalists anew, so its figures replace those of the search for the same configuration.
@@ -59,7 +59,7 @@ class Speed(Record):
 
 
 def is_wide(interval: Interval) -> bool:
-    """Return True where an interval is too wide for its estimate to be conclusive."""
+    """Say whether an interval is too wide for its estimate to be conclusive."""
     return interval.high > WIDEST * interval.low
 
 
@@ -105,7 +105,7 @@ def speed_of(recommendation: Recommendation, candidate: Candidate) -> Speed | No
 
 
 def contribution_of(recommendation: Recommendation, part: Part) -> Speed | None:
-    """Return the speed with a part over the speed without it, everything else as recommended; None where that was not
+    """Return the speed with a part over the speed without it, with all else as recommended; None where that was not
     measured, where its interval does not exclude 1, and where the recommendation claims no gain.
     """
     speed = measured_contribution(recommendation, part)

@@ -51,7 +51,7 @@ def decode(text: str, kind: type[AnyRecord]) -> AnyRecord:
 
 
 def recommended(recommendation: Recommendation) -> tuple[str, dict[str, Any]]:
-    """Return the kind and the data of the event for a study that has its recommendation."""
+    """Return the kind and the data of the event that announces a study's recommendation."""
     return "recommended", {"verdict": recommendation.verdict.value}
 
 
@@ -87,7 +87,7 @@ def check_begins(trial: Trial) -> None:
 
 
 def state_after(result: TrialResult) -> TrialState:
-    """Return the state of a trial after its result: completed also where the guard rejected it, failed where it ended
+    """Return the state of a trial after its result: completed, also if the guard rejected it, or failed if it ended
     early.
     """
     return TrialState.COMPLETED if result.failure is None else TrialState.FAILED
@@ -107,7 +107,7 @@ def in_order(decisions: Sequence[Decision]) -> list[Decision]:
 
 
 def fits(study_id: str, text: str) -> bool:
-    """Say whether `text` may stand for this study id."""
+    """Say whether `text` matches this study id, in full or in short."""
     return bool(text) and (study_id.startswith(text) or study_id.endswith(text))
 
 

@@ -22,7 +22,8 @@ class Gap(Record):
     kernel_after: str
     operator_before: str
     operator_after: str
-    """Innermost operators that launched the kernels before and after the gap; empty if not recorded."""
+    """Innermost operator that launched the kernel after the gap (`operator_before`: before it); empty if not recorded.
+    """
     source: str = ""
     """Line of the user's code, if the trace has call stacks."""
     module: str = ""
@@ -112,17 +113,19 @@ class RooflineRow(Record):
     name: str
     count: int
     time_ns: int
-    """Time of the kernels and copies that it launched itself."""
+    """Time on the device, without that of operators or modules inside."""
     floor_ns: int
     """Least time of its FLOP and bytes at the device's peaks: a bound that kernels seldom reach."""
     limit: str
-    """Longer of the two times: "compute" or "memory"."""
+    """Resource that determines the floor: "compute" or "memory"."""
     shapes: str = ""
     module: str = ""
     flops: float | None = None
     num_bytes: float | None = None
     saved_share: float | None = None
-    """Share of the step saved with these kernels at their floor, by simulation; for the first kernels, if simulated."""
+    """Share of the step saved with these kernels at their floor, by simulation; only for the first kernels, if
+    simulated at all.
+    """
 
     @property
     def above_ns(self) -> int:
@@ -175,10 +178,11 @@ class Synchronisation(Record):
     """Outermost operator, or the API call if there is none: "aten::item"."""
     source: str
     module: str
-    """Module (`nn.Module`), and source line in `source`; if the trace has call stacks."""
+    """Module (`nn.Module`) of the place, with its source line in `source`; if the trace has call stacks."""
     count: int
     wait_ns: int
-    """Total length of the calls. Their cost can differ, because the host loses its lead."""
+    """Total duration of the calls. Their cost to the step can differ, because the host loses its lead over the device.
+    """
     num_steps: int
     saved_share: float | None = None
     """Share of the step saved without the waits of this place, by simulation; None if the steps could not be simulated.
@@ -223,9 +227,9 @@ class RankWait(Record):
     late_share: float
     """Share of the collectives in which the rank arrived last."""
     exposed_ns: int = 0
-    """Wait that counts as exposed communication because no compute hides it. It is not the network's time."""
+    """Wait that counts as exposed communication because no compute hides it. It is not time of the network."""
     step_share: float = 1.0
-    """Share of the rank's steps whose collectives were compared: another rank may have recorded fewer steps."""
+    """Share of the rank's steps in which collectives were compared: another rank may have recorded fewer steps."""
 
 
 class WhatIf(Record):
@@ -315,7 +319,7 @@ class TraceAnalysis(Record):
 
     ranks: tuple[RankAnalysis, ...]
     collectives: tuple[CollectiveStats, ...] = ()
-    """Collectives across ranks; with a single rank, those of that rank."""
+    """Collectives across ranks; if there is a single rank, the collectives of that rank."""
     waits: tuple[RankWait, ...] = ()
     clock_offsets_ns: dict[int, int] = field(default_factory=dict)
     """Offset of each rank, added to its wall-clock times so that collectives end together; 0 for the first rank."""
@@ -460,7 +464,7 @@ class KernelDifference(Record):
 
 
 class GapDifference(KernelDifference):
-    """Difference between two sides of the gaps with one cause (`category`) that one kernel (`name`) ends."""
+    """Difference, between two sides, of the gaps that have one cause (`category`) and end with one kernel (`name`)."""
 
 
 class ModuleDifference(Record):

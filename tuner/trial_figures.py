@@ -1,4 +1,4 @@
-"""Measurements of a trial that lists show, computed once when the trial completes."""
+"""Measurements of a trial for lists, computed once when the trial completes."""
 
 from __future__ import annotations
 

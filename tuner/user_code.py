@@ -1,4 +1,4 @@
-"""Traceback lines of the user's own code, and of the model that it trains."""
+"""Traceback lines in the user's own code, and in the model that the code trains."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def is_users(path: str) -> bool:
 
 
 def is_models(path: str) -> bool:
-    """Say whether a source file may define a model or a loss: the user's, a zoo workload's, or a library's."""
+    """Say whether a source file may define a model or a loss: one of the user, of a zoo workload, or of a library."""
     if path.startswith("<"):
         return False
     if _is_under(path, (PACKAGE,)):

@@ -21,7 +21,7 @@ def milliseconds(time_ns: float) -> str:
 
 
 LEAST_RATIO, MOST_RATIO = 0.01, 100.0
-"""Limits beyond which the ends of an interval are not shown as numbers."""
+"""Minimum and maximum of an interval's end that is shown as a number."""
 
 
 def ratio(value: float, sign: str = "×") -> str:

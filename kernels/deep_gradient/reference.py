@@ -30,7 +30,7 @@ class Settings(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """Elements that are sent: those of all tensors concatenated, `most` of each.
+    """Elements that are sent: `most` slots for each tensor, concatenated over all tensors.
 
     Attributes:
         values: FP32; zeros where fewer are beyond the threshold.

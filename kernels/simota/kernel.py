@@ -130,7 +130,7 @@ def simota_choices(
     TOP: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Write, for one box, the cost of each candidate and whether the box takes it (B, G, M)."""
+    """Write, for one box, the cost of each candidate and whether the box takes the candidate (B, G, M)."""
     g = tl.program_id(0)
     image = tl.program_id(1).to(tl.int64)
     box = image * num_boxes + g

@@ -153,7 +153,7 @@ def _window_at(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Return one window of a program's run.
+    """Return the position of one window in a program's run.
 
     It is: the window's index among all windows, the offset of its first pixel from that of the run's first window, and
     whether it belongs to the batch.

@@ -93,7 +93,7 @@ class AuditLog:
             session.add(row)
 
     def page(self, *, limit: int, before: int | None = None, user_id: str | None = None) -> list[AuditEntry]:
-        """Return the newest entries first, those before `before`, for one user or for all."""
+        """Return entries older than `before`, of one user or of all, the newest first."""
         query = select(AuditRow).order_by(AuditRow.entry_id.desc()).limit(limit)
         if before is not None:
             query = query.where(AuditRow.entry_id < before)
@@ -108,7 +108,7 @@ def _plain(value: object) -> object:
 
 
 def _short(text: str) -> str:
-    """Return a text that fits a row, without secrets and without NUL, which PostgreSQL refuses."""
+    """Return a text shortened to fit a row, without secrets, and without NUL characters, which PostgreSQL refuses."""
     return without_secrets(text).replace("\x00", "�")[:MAX_TEXT]
 
 

@@ -114,7 +114,7 @@ class Access:
         return self._requests.spend(principal.user_id)
 
     def count_refusal(self, request: HTTPConnection, refusal: AccessError) -> None:
-        """Count a refused attempt against its address. A request without any credentials does not count.
+        """Count a refused attempt against its client's address. A request without any credentials does not count.
 
         Raises:
             TooManyRequestsError: There were too many; these are not logged.
@@ -159,7 +159,7 @@ class Access:
         return None if administrator is None else self._codes.issue(administrator.user_id)
 
     def login_elsewhere(self, request: HTTPConnection, name: str) -> Login:
-        """Open a browser session for a user for whom a proxy or provider vouches.
+        """Open a browser session for a user whom a proxy or identity provider has authenticated.
 
         Raises:
             NotAuthenticatedError: They are not known here.
@@ -205,8 +205,8 @@ class Access:
         return principal
 
     def _record_new_user(self, request: HTTPConnection, principal: Principal) -> None:
-        """Record a user whom a login has made, as for users made by an administrator: the request itself is logged as a
-        login.
+        """Record in the audit log that a login has created a user, as if an administrator had created it: the request
+        itself is logged as a login.
         """
         self.audit.record(
             principal,
@@ -242,7 +242,7 @@ def check_scope(principal: Principal, scope: Scope) -> None:
 
 
 def check_csrf(cookie: str, csrf_token: str | None) -> None:
-    """Refuse a request that does not prove to come from a page of ours.
+    """Refuse a request that does not prove that it comes from one of our pages.
 
     Raises:
         CrossSiteRequestError: It is missing, or of another session.

@@ -43,7 +43,7 @@ class Concurrency:
         )
 
     def leave(self, key: str) -> None:
-        """Count one use less. A key without uses takes no memory."""
+        """Count one use fewer. A key without uses takes no memory."""
         with self._lock:
             self._open[key] -= 1
             if self._open[key] <= 0:

@@ -13,7 +13,7 @@ MAX_KNOWN = 10_000
 
 
 class KnownTokens:
-    """Tokens that one process knows. Its own changes count at once, those of other processes after `recheck_s`.
+    """Cache of one process's known tokens. Changes by this process count at once, changes by others after `recheck_s`.
 
     Args:
         recheck_s: How long a token is not looked up again.

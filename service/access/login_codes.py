@@ -24,7 +24,7 @@ _CODE = re.compile(rf"[{_ALPHABET}]{{{_GROUPS * _GROUP_LENGTH}}}")
 
 
 class LoginCodes:
-    """One-time code, at most one at a time, which opens one session.
+    """Issuer of one-time codes: at most one code is valid at a time, and it opens one session.
 
     Args:
         seconds: A clock that only grows.

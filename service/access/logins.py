@@ -18,7 +18,8 @@ OWN_NAMES = (LOCAL_USER, FIRST_ADMIN)
 
 
 def principal_named(users: UserStore, settings: AccessSettings, name: str) -> Principal:
-    """Return the user whom a proxy or provider calls `name`; made on the first login where the settings allow it.
+    """Return the user whom a proxy or provider calls `name`; the user is created on the first login if the settings
+    allow it.
 
     Raises:
         NotAuthenticatedError: There is no such user, they are disabled, or the name is the service's own.
@@ -49,7 +50,7 @@ def principal_of(user: User, *, is_new: bool = False) -> Principal:
 
 
 def _user_named(users: UserStore, settings: AccessSettings, name: str) -> tuple[User, bool]:
-    """Return the user, and whether they were made for this login."""
+    """Return the user, and whether this login created the user."""
     with suppress(NotFoundError):
         return users.named(name), False
     if not settings.new_user_scopes.strip():

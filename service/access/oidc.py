@@ -32,7 +32,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
-"""Accepted signature algorithms: those with the provider's private key; never `none`, and none with a shared key."""
+"""Accepted signature algorithms: only those that use the provider's private key; never `none` or a shared key."""
 KEPT_S = 3600.0
 """Seconds for which the provider's description and keys are cached."""
 REFETCH_S = 30.0

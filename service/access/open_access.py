@@ -50,7 +50,7 @@ def check_host_header(request: HTTPConnection) -> None:
 
 
 def local_principal(engine: Engine) -> Principal:
-    """Return the single user that exists without authentication; made on first use."""
+    """Return the single user that exists without authentication; the user is created on first use."""
     users = UserStore(engine)
     with suppress(NameTakenError):  # it was made before, or by another process at this moment
         users.create(LOCAL_USER, {Scope.ADMIN})

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class PendingLogin:
-    """Values of an OpenID Connect login with which its second half is compared."""
+    """Values stored at the beginning of an OpenID Connect login, which are needed to complete it."""
 
     state: str = field(repr=False)
     nonce: str = field(repr=False)

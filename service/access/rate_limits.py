@@ -22,7 +22,7 @@ WINDOW_S = 60
 
 
 class RateLimit:
-    """Limit of requests per minute for each client, which is also the burst after a pause.
+    """Maximum requests per minute of each client, which is also the largest burst after a pause.
 
     Args:
         name: Name of the limit in the headers.
@@ -77,7 +77,7 @@ class RateLimit:
 
 
 def client_of(address: str) -> str:
-    """Return the client that an address stands for: a household or host has a whole /64 of IPv6."""
+    """Return the key under which an address is counted: for IPv6 its /64 network, which one household or host has."""
     try:
         parsed = ip_address(address)
     except ValueError:

@@ -1,4 +1,6 @@
-"""Browser sessions: a cookie whose hash is a row; ended by idleness, by age, by logout, and with its token."""
+"""Browser sessions: each has a cookie, of which only the hash is stored, and ends by idleness, age or logout, or with
+its token.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from steptune.service.settings.scopes import scopes_text
 from steptune.tuner.errors import StoreError
 
 EXTENDED_EVERY_S = 60.0
-"""Minimum seconds between two extensions of a session: the resolution of its idleness."""
+"""Minimum seconds between two extensions of a session: the precision with which its idle time is known."""
 
 log = logging.getLogger("steptune.access")
 

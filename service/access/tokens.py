@@ -176,7 +176,7 @@ class TokenStore:
             return token_of(row)
 
     def page(self, *, limit: int, owner_id: str | None = None, before: str | None = None) -> list[Token]:
-        """Return the newest tokens first, those made before `before`, of one user or of all."""
+        """Return tokens made before `before`, of one user or of all, the newest first."""
         query = select(ApiTokenRow).order_by(ApiTokenRow.token_id.desc()).limit(limit)
         if owner_id is not None:
             query = query.where(ApiTokenRow.user_id == owner_id)
@@ -244,7 +244,7 @@ def effective_scopes(token_scopes: str, user_scopes: str) -> frozenset[Scope]:
 
 
 def check_alive(found: Row[*tuple[Any, ...]], now: datetime) -> None:
-    """Refuse a token that has expired, was revoked, or whose user is disabled; its secret was right.
+    """Refuse a token that has expired, was revoked or belongs to a disabled user; the secret has been checked already.
 
     Raises:
         NotAuthenticatedError: It has; the message says why, as whoever holds the secret may know it.
@@ -313,8 +313,8 @@ def _check_revoke(session: Session, row: ApiTokenRow, by: Principal) -> None:
 
 
 def _living_parent(session: Session, by: Principal, now: datetime) -> ApiTokenRow | None:
-    """Return the token that makes another, itself or through a session; locked so that it cannot be revoked
-    meanwhile.
+    """Return the token with which a new one is made, directly or through a session; it is locked so that it cannot be
+    revoked meanwhile.
     """
     if by.token_id is None:
         return None

@@ -133,14 +133,14 @@ class UserStore:
             return user_of(row)
 
     def first_administrator(self, *, but: str) -> User | None:
-        """Return the oldest enabled administrator whose name is not `but`."""
+        """Return the oldest enabled administrator with a name other than `but`."""
         enabled = select(UserRow).where(UserRow.disabled_at.is_(None), UserRow.name != but)
         with reading(self._engine) as session:
             rows = session.scalars(enabled.order_by(UserRow.user_id))
             return next((user_of(row) for row in rows if _administers(row)), None)
 
     def page(self, *, limit: int, before: str | None = None) -> list[User]:
-        """Return the newest users first, those made before `before`."""
+        """Return users made before `before`, the newest first."""
         query = select(UserRow).order_by(UserRow.user_id.desc()).limit(limit)
         if before is not None:
             query = query.where(UserRow.user_id < before)

@@ -96,7 +96,7 @@ async def _idempotency(
         ),
     ] = None,
 ) -> Idempotency:
-    """Build the idempotency of a request. Its body has already been read and is small: uploads are read later."""
+    """Build the `Idempotency` of a request. Its body has already been read and is small: uploads are read later."""
     is_upload = request.headers.get("content-type", "").lower().startswith("multipart/")
     return Idempotency(idempotency_key, request, b"" if is_upload else await request.body())
 

@@ -49,7 +49,7 @@ def returns(
     headers: tuple[str, ...] = (),
     other_types: tuple[str, ...] = (),
 ) -> Responses:
-    """Return the successful response of an operation.
+    """Return the description of an operation's successful response.
 
     Args:
         headers: Headers beyond those that every response has.
@@ -63,7 +63,7 @@ def returns(
 
 
 def returns_file(media_types: tuple[str, ...], description: str) -> Responses:
-    """Return a response that is a file to be stored; its bytes are not described."""
+    """Return the description of a response with a file to download; the file's content is not described."""
     content = {media_type: {"schema": _file_schema(media_type)} for media_type in media_types}
     return {200: {"description": description, "content": content, "headers": _headers("Content-Disposition")}}
 
@@ -81,7 +81,7 @@ def unchanged() -> Responses:
 
 
 def refuses(*statuses: int) -> Responses:
-    """Return the errors of an operation, beyond those that every operation has."""
+    """Return the descriptions of an operation's errors, without those that every operation has."""
     schema = {"$ref": REF.format(name="Problem")}
     return {
         status: {"description": _MEANINGS[status], "content": {MEDIA_TYPE: {"schema": schema}}} for status in statuses
@@ -184,7 +184,7 @@ def curl_of(path: str, method: str, operation: dict[str, Any], schemas: dict[str
 
 
 def _example(schema: dict[str, Any], schemas: dict[str, Any]) -> Any:
-    """Return an example from `examples` of a schema, or of its fields; fields without any are left out."""
+    """Return an example from the `examples` of a schema, or of its fields; fields without examples are left out."""
     schema = schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
     if "examples" in schema:
         return schema["examples"][0]
@@ -209,7 +209,7 @@ def components() -> dict[str, Any]:
 
 
 def _records_in(kinds: list[type[Record]]) -> set[type[msgspec.Struct]]:
-    """Return every record class that these refer to."""
+    """Return every record class to which these classes refer."""
     found: set[type[msgspec.Struct]] = set()
 
     def visit(kind: Any) -> None:
@@ -242,7 +242,7 @@ def _with_null_numbers(schema: Any) -> Any:
 
 
 def _name(message: type) -> str:
-    """Return the name of a schema, as msgspec has it: `Page[Event]` is `Page_Event_`."""
+    """Return the name of a schema, as msgspec writes it: `Page[Event]` is `Page_Event_`."""
     parts = [get_origin(message) or message, *get_args(message)]
     return "_".join(part.__name__ for part in parts) + "_" * (len(parts) > 1)
 

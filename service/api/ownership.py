@@ -1,6 +1,4 @@
-"""Ownership: users may see what is their own, administrators everything. What belongs to others is answered as not
-found.
-"""
+"""Ownership: users may see what they own, administrators everything. For all else, the answer is "not found"."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ def check_trial(engine: Engine, trial_id: str, principal: Principal) -> None:
 
 
 def own_workload(engine: Engine, workload_id: str, principal: Principal) -> WorkloadInfo:
-    """Return an uploaded workload of the caller's.
+    """Return one of the caller's uploaded workloads.
 
     Raises:
         RefusalError: 404.

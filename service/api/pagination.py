@@ -63,7 +63,7 @@ class PageRequest:
         return int(text)
 
     def cut(self, found: Sequence[Item], place: Callable[[Item], object]) -> Page[Item]:
-        """Return the page, cut from one item more than `limit`, which tells whether there is a next page."""
+        """Return a page of at most `limit` items; `found` may have one more, which shows that there is a next page."""
         items = tuple(found[: self.limit])
         more = len(found) > self.limit
         return Page(items=items, next_cursor=_encode(str(place(items[-1]))) if more else None)

@@ -249,7 +249,7 @@ def _act(
 
 
 def _checked_version(service: Services, principal: Principal, study_id: str, if_match: str | None) -> int | None:
-    """Return the version that a study of the caller's must have; None where the caller requires none.
+    """Return the version that one of the caller's studies must have; None where the caller requires none.
 
     Raises:
         RefusalError: 404 where there is none, 409 where it belongs to the command line, 412 where its version

@@ -1,4 +1,4 @@
-"""Lock that keeps garbage collection away from files that are being put.
+"""Lock that keeps garbage collection away from files that are being stored.
 
 A process that puts a file shares the lock from naming the file until a row that refers to it is committed; one that
 collects holds it exclusively from reading the rows until the files are deleted. So a file that a row is about to refer
@@ -26,12 +26,12 @@ _POLL_S = 0.01
 
 
 class CollectionBusyError(StoreError):
-    """Files are being put without a pause; garbage collection must wait until the next time."""
+    """Files are being stored without a pause; garbage collection is skipped this time."""
 
 
 class CollectionLock(Protocol):
     def shared(self) -> AbstractContextManager[None]:
-        """Hold the lock while a file is put and its row is written; waits for a collection to end."""
+        """Hold the lock while a file is stored and its row is written; a running collection is waited for."""
 
     def exclusive(self) -> AbstractContextManager[None]:
         """Hold the lock while files are collected.

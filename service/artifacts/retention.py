@@ -29,7 +29,7 @@ from steptune.service.store import count_change
 from steptune.tuner.records import BASELINE, StudyState
 
 TRACE = "trace"
-"""Kind of the trace of rank 0; those of further ranks are `trace.1`, `trace.2` and so on."""
+"""Kind of rank 0's trace; the traces of further ranks have the kinds `trace.1`, `trace.2` and so on."""
 KEPT_VERDICTS = ("measured", "accepted", "confirmed", "not_confirmed")
 """Verdicts of decisions whose traces are kept: on the baseline, on incumbents, and on finalists."""
 ENDED_STATES = tuple(state.value for state in (StudyState.COMPLETED, StudyState.CANCELLED, StudyState.FAILED))
@@ -73,7 +73,7 @@ def user_artifact_bytes(session: Session, user_id: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class _Scope:
-    """Files to which one quota applies: those of some studies and uploads. Content that they share counts once."""
+    """Files of some studies and uploads, to which one quota applies. Content that they share counts once."""
 
     studies: ColumnElement[bool]
     sources: ColumnElement[bool]
@@ -113,7 +113,9 @@ def _usage(session: Session, scope: _Scope) -> int:
 
 
 def _traces_of_ended_studies() -> Select[int, str, int]:
-    """Select ids, digests and sizes of these traces, joined with trials and recommendations, the oldest first."""
+    """Select ids, digests and sizes of the traces of ended studies, joined with trials and recommendations, the oldest
+    first.
+    """
     return (
         select(ArtifactRow.artifact_id, ArtifactRow.digest, ArtifactRow.size_bytes)
         .join(StudyRow, StudyRow.study_id == ArtifactRow.study_id)
@@ -159,7 +161,9 @@ def _shed_some(engine: Engine, scope: _Scope, excess_bytes: int) -> int:
 
 
 def _num_references(session: Session, scope: _Scope, digests: set[str]) -> Counter[str]:
-    """Count the rows within a scope that refer to each digest: without any, the content takes no space there."""
+    """Count the rows within a scope that refer to each digest; content to which none refers takes no space in the
+    scope.
+    """
     artifacts = select(ArtifactRow.digest, func.count()).join(StudyRow, StudyRow.study_id == ArtifactRow.study_id)
     artifacts = artifacts.where(ArtifactRow.digest.in_(digests), scope.studies).group_by(ArtifactRow.digest)
     uploads = select(WorkloadSourceRow.digest, func.count()).where(WorkloadSourceRow.digest.in_(digests), scope.sources)
@@ -177,7 +181,7 @@ def _forget(engine: Engine, traces: Select[int, str, int]) -> int:
 
 
 def _delete(session: Session, chosen: Sequence[int]) -> None:
-    """Delete rows of artifacts, and count a change of the pages that offer them."""
+    """Delete rows of artifacts, and advance the version of the pages that offer them."""
     of_chosen = ArtifactRow.artifact_id.in_(chosen)
     count_change(session, StudyRow.study_id.in_(select(ArtifactRow.study_id).where(of_chosen)))
     session.execute(delete(ArtifactRow).where(of_chosen))

@@ -59,8 +59,8 @@ class ArtifactStore:
     def putting(
         self, source: Path | Iterable[bytes], *, move: bool = False, limit: int | None = None
     ) -> Iterator[Kept]:
-        """Put a file, complete or not at all. Record the row that refers to it within the context, until whose end
-        garbage collection stays away.
+        """Put a file, complete or not at all. Record the row that refers to it within the context: garbage collection
+        waits until the context ends.
 
         Args:
             source: A path, or the content in pieces.
@@ -174,7 +174,9 @@ class ArtifactStore:
                 yield StoredFile(name=folder + rest, size_bytes=file.size_bytes, modified_s=file.modified_s)
 
     def clock_s(self) -> float:
-        """Return seconds since 1970 by the clock that dates the files: the time of an empty file just written there."""
+        """Return seconds since 1970 by the clock that dates the files: the time stamp of an empty file written for
+        this.
+        """
         name = f"{INCOMING}/{new_id()}"
         try:
             self._files.write(name, [])

@@ -46,7 +46,7 @@ class Manifest(Record):
     artifacts: tuple[BackedUpFile, ...] | None
     """Artifacts of the archive; None where they were left out."""
     missing: tuple[str, ...] = ()
-    """Digests to which rows refer, but whose files were missing."""
+    """Digests of missing files to which rows refer."""
 
 
 class BackupWriter:

@@ -54,7 +54,7 @@ def load(engine: Engine, source: Path) -> None:
 
 
 def _set_aside(engine: Engine) -> str:
-    """Move the present tables into another schema; return the schema in which they were."""
+    """Move the present tables into another schema; return the name of the schema that held them."""
     with writing(engine) as session:
         connection = session.connection()
         schema = str(connection.scalar(select(func.current_schema())))

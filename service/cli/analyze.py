@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 PAGE_ROWS = 500
 """Maximum rows of a page's tables, which can be searched."""
 NUM_COMPARED = 10_000
-"""Maximum kernels on either side of a comparison: large enough for all, so that none seems new that only ranked
-lower.
+"""Maximum kernels on either side of a comparison: large enough for all, as a kernel that only ranked lower would seem
+new.
 """
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command."""
+    """Add the command."""
     app.command()(analyze)
 
 
@@ -114,7 +114,7 @@ def _analysed(
     for_page: bool,
     with_lanes: bool,
 ) -> tuple[TraceAnalysis, TraceAnalysis | None, Comparison | None]:
-    """Return the analysis of a run, that of another one, and their comparison.
+    """Return the analysis of a run and, if there is another run, that run's analysis and the comparison.
 
     Args:
         for_page: Whether a page shows it, whose tables are long and whose timeline has every event.

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from steptune.dashboards import units
-from steptune.dashboards.headline import get_headline_info, resume_command
+from steptune.dashboards.headline import get_headline_info, more_time_command, resume_command
 from steptune.dashboards.sources import TrialSource
 from steptune.service.cli.console import database_option, short_name
 from steptune.service.script_study import Change, changes_of
@@ -72,14 +72,14 @@ def print_answer(
 def _claim(console: Console, source: TrialSource, study: Study, option: str, most: int) -> list[Text]:
     info = get_headline_info(source, study.study_id)
     resume = resume_command(study)
-    sentence = info.sentence.replace(f"`{resume}`", f"`{resume}{option}`")
+    sentence = info.sentence.replace(f"`{resume}", f"`{resume}{option}")
     wrapped = _wrapped(console, Text(sentence), most)
     name = Text(_fitting(short_name(study.workload), console.width), style="dim")
     return [name, Text(f"{info.figure} {info.title}".strip(), style=f"bold {_TONES[info.tone]}"), *wrapped]
 
 
 def _wrapped(console: Console, text: Text, most: int) -> list[Text]:
-    """Wrap a text to at most `most` lines, at least one: the lines above may have left little room."""
+    """Wrap a text to at most `most` lines, but at least one: the lines above may have left no room."""
     most = max(1, most)
     wrapped = list(text.wrap(console, console.width))
     if len(wrapped) > most:
@@ -115,7 +115,7 @@ def _proof(console: Console, recommendation: Recommendation | None) -> list[Text
 
 
 def _training(guard: GuardVerdict) -> str:
-    """Say whether it is the same training, as far as that could be compared."""
+    """Say whether the recommendation keeps the same training, as far as that could be compared."""
     if not guard.checks:
         return "not guarded: nothing could be compared"
     return "same training" if guard.passed else "not the same training"
@@ -227,11 +227,13 @@ def _next(study: Study, recommendation: Recommendation | None) -> list[Text]:
     elif recommendation is not None and not recommendation.candidate.is_baseline:
         both = "both scripts" if is_command(study.workload) else "both settings"
         lines.append(_command(f"steptune verify {short}", f"trains {both} and compares their losses"))
+    elif recommendation is not None and (command := more_time_command(study, recommendation)):
+        lines.append(_command(command.replace(study.study_id, short), "continues, and keeps all trials"))
     return [*lines, _command(f"steptune show {short} --all", "the breakdown, all trials, untried choices")]
 
 
 def _of_database(line: Text, option: str) -> Text:
-    """Add an option after the study's id to a line that is a command on the store."""
+    """Add an option after the study's id, if the line is a command on the database."""
     found = READS_STORE.match(line.plain)
     return line if found is None else Text.assemble(line[: found.end()], option, line[found.end() :])
 

@@ -21,6 +21,7 @@ from steptune.tuner.export.of_trial import recommendation_of_trial
 from steptune.tuner.export.study_formats import STUDY_FORMATS, study_format
 from steptune.tuner.records import Recommendation, Study
 from steptune.tuner.wording import no_such
+from steptune.tuner.workloads.reference import COMMAND
 
 DIFF, DIFF_FILE = "diff", "steptune.diff"
 """Format that changes a script's own lines. It is made here and not by a service, which must not access users'
@@ -160,7 +161,7 @@ def _diff(recommendation: Recommendation) -> Exported:
         for name, reason in found.left_out.items()
     )
     left_out += tuple(f"the script's option {option} (add it to the command)" for option in found.options)
-    said = [f"Steptune for {recommendation.workload}: {headline(recommendation)}."]
+    said = [f"Steptune for {recommendation.workload.removeprefix(COMMAND)}: {headline(recommendation)}."]
     said += [f"In this change: {name} ({_contribution(recommendation, name)})" for name in found.expressed]
     carries = carried(recommendation, tuple(found.left_out), way="steptune.enable")
     said += [f"This {carries}."] if carries else []
@@ -206,7 +207,7 @@ def _of_service(client: Client, study_id: str, known: ExportFormat, trial: str |
 
 
 def _placed(files: list[Exported], target: Path) -> tuple[list[Exported], Path]:
-    """Return the files and their folder; a single file may be given its own path, recognised by its suffix."""
+    """Return the files and the folder for them; for a single file, the user may give a path with its suffix."""
     if len(files) != 1 or target.is_dir() or target.suffix != PurePath(files[0].file_name).suffix:
         return files, target
     return [replace(files[0], file_name=target.name)], target.parent

@@ -116,7 +116,7 @@ def list_studies(
 
 
 def _answer(study: Study, recommendation: Recommendation | None) -> Text:
-    """Return two lines: the result of a study, and its workload."""
+    """Return two lines about a study: the result, and the workload."""
     from steptune.dashboards import units
 
     hardware = study.environment.hardware.label if study.environment else ""

@@ -1,4 +1,4 @@
-"""Inspection of a script's command, for commands that use its result."""
+"""Inspection of a script's command, for the `steptune` commands that use its result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def look_of(
     *,
     frozen_seed: int | None = None,
 ) -> Look:
-    """Inspect a command; where that fails, show unchanged what the script printed.
+    """Inspect a command; if that fails, show the script's output unchanged.
 
     Args:
         frozen_seed: Seed of trials that start from a frozen copy, until the inspection is closed.

@@ -66,7 +66,7 @@ def send_script(client: Client, folder: Path, manifest: ScriptManifest) -> str:
 
 
 def _place_of(path: str, folder: Path) -> tuple[str, str]:
-    """Return the path as the script names it, and the path that it must have on a worker."""
+    """Return a path as the script names it, and the path that the file must have on a worker."""
     if path.startswith("/"):
         return path, path
     name = os.path.normpath(path)

@@ -262,11 +262,11 @@ def resume(
         check_size(launch, study, reserved=cluster is not None)
         more_s = None if budget is None else parse_duration_s(budget)
         StudyQueue(store.engine).take_over(study.study_id)
+        if is_command(study.workload):
+            _resume_script(study, store, way, more_s)
+            return
         if more_s is not None:
             study = with_more_time(study, store, more_s)
-        if is_command(study.workload):
-            _resume_script(study, store, way)
-            return
         _run(study, store, way, launch, is_new=False)
 
 
@@ -295,7 +295,7 @@ def _way(
     *,
     as_json: bool,
 ) -> _Way:
-    """Refuse, before anything is stored, what cannot be run here."""
+    """Return the means of running a study; before anything is stored, refuse what cannot be run here."""
     from steptune.service.running import chosen_level
     from steptune.service.studies import check_writable
 
@@ -389,8 +389,9 @@ def _tune_script(command: tuple[str, ...], settings: StudySettings, store: SqlSt
         _run_script(study, store, way, runner, is_new=True)
 
 
-def _resume_script(study: Study, store: SqlStudyStore, way: _Way) -> None:
-    from steptune.service.script_study import check_same_script, script_of
+def _resume_script(study: Study, store: SqlStudyStore, way: _Way, more_s: float | None) -> None:
+    from steptune.service.script_study import budget_left_s, check_same_script, script_of
+    from steptune.service.studies import with_more_time
     from steptune.tuner.scripts.runner import ScriptRunner
 
     script = script_of(study)
@@ -400,6 +401,8 @@ def _resume_script(study: Study, store: SqlStudyStore, way: _Way) -> None:
             look = look_of(script.command, Path(script.folder), frozen_seed=seed)
             opened.enter_context(contextlib.closing(look))
         check_same_script(study, look)
+        if more_s is not None:
+            study = with_more_time(study, store, budget_left_s(more_s, look.seconds))
         runner = opened.enter_context(contextlib.closing(ScriptRunner(look, Path(study.directory), seed=seed)))
         _run_script(study, store, way, runner, is_new=False)
 
@@ -524,9 +527,7 @@ def _hosts(launch: Launch | None, study: Study, way: _Way) -> Iterator[tuple[Hos
 
 
 def _is_left_to_resume(study: Study, store: SqlStudyStore) -> bool:
-    """Say whether an interrupted study was recorded; it is then marked as interrupted, even if its driver did not get
-    to that.
-    """
+    """Say whether an interrupted study was recorded; if so, mark it as interrupted, in case its driver could not."""
     try:
         state = store.get_study(study.study_id).state
     except StudyNotFoundError:

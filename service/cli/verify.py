@@ -28,7 +28,7 @@ OF_WORKLOADS = ("steps", "python", "isolation")
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command."""
+    """Add the command."""
     app.command(cls=CommandOrWorkload)(verify)
 
 

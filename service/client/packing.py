@@ -16,7 +16,7 @@ from steptune.service.secret_names import holds_secret, is_secret_file
 from steptune.tuner.errors import WorkloadNotFoundError, WorkloadRejectedError
 
 LEFT_OUT = frozenset({"__pycache__", "node_modules", "venv", "env", "build", "dist", "steptune-results"})
-"""Names of folders of caches and results, which are left out beside everything hidden (`.git`, `.venv`, …)."""
+"""Names of folders with caches and results, which are left out, as is everything hidden (`.git`, `.venv`, …)."""
 _DATABASE = "steptune.db"
 """Database of a command's studies, left out with SQLite's files beside it: it is private, and changes with every
 study.

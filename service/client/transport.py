@@ -19,7 +19,7 @@ from steptune.tuner.records import new_id
 API = "/api/v1"
 RETRIED_STATUSES = (429, 502, 503, 504)
 IN_PROGRESS = "request-in-progress"
-"""Code of a refusal: the first request with this key, whose answer we did not get, is still running."""
+"""Code of the refusal that says that the first request with this key is still running; its answer was lost."""
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 Answer = TypeVar("Answer")

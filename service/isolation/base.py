@@ -98,8 +98,8 @@ class Level(abc.ABC):
 
     @abc.abstractmethod
     def separates(self) -> bool:
-        """Say whether trials would reach neither the files nor the processes of this process or of other studies: they
-        have their own user, or their own file system and process numbers.
+        """Say whether trials are kept away from the files and processes of this process and of other studies: they have
+        their own user, or their own file system and process numbers.
         """
 
     @abc.abstractmethod

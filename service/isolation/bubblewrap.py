@@ -142,7 +142,7 @@ def _check_readable(paths: Sequence[Path]) -> None:
 
 
 def _mounts(shown: Sequence[Path], study: Path) -> Iterator[str]:
-    """Yield the mounts. Folders above a mount are accessible to all users; parents come before what is in them."""
+    """Yield the mounts. Folders above a mount are accessible to all users; parents come before their contents."""
     made = {Path("/"), Path("/dev"), Path("/proc"), Path(TEMPORARY)}
     mounted: list[Path] = []
     for path in [*sorted(set(shown), key=lambda place: len(place.parts)), study]:

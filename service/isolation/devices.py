@@ -25,7 +25,7 @@ def device_nodes(gpus: Sequence[int] | None) -> Iterator[Path]:
 
 
 def device_variables(gpus: Sequence[int] | None) -> dict[str, str]:
-    """Return variables for CUDA, which counts the GPUs that it can open from 0, here in the order of the PCI bus."""
+    """Return variables that make CUDA number the GPUs that it can open in the order of the PCI bus, from 0."""
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     if gpus is None:
         return order

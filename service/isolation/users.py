@@ -21,9 +21,9 @@ from steptune.tuner.trials.shared_places import SHARED_PLACES
 FIRST_UID, LAST_UID = 61184, 65519
 """First and last user id for studies: systemd's range for transient users; no account has one of them."""
 STRIDE = 61
-"""Distance between the first ids that two workers of consecutive user ids try: neither sees the other's locks."""
+"""Distance between the first ids that workers of consecutive user ids try, as they do not see each other's locks."""
 CHOWN, KILL, SETGID, SETUID, SETPCAP, SYS_ADMIN = 0, 5, 6, 7, 8, 21
-"""Numbers of Linux capabilities."""
+"""Linux capability numbers."""
 _TO_CHANGE_USER = (CHOWN, KILL, SETGID, SETUID)
 _STUDY_MODE = 0o2770
 """Mode of a study's directory: files made there belong to the group of the user who started the trials, who can thus
@@ -218,7 +218,7 @@ def take_back(directory: Path) -> None:
 
 
 def closed_to_others(path: Path) -> Path | None:
-    """Return the part of a path that an ordinary user cannot enter or read; None if there is none."""
+    """Return the first part of a path that an ordinary user cannot enter or read; None if there is none."""
     for folder in reversed(path.parents):
         if not folder.stat().st_mode & 0o001:
             return folder

@@ -15,7 +15,7 @@ def _user_key() -> ForeignKey:
 
 
 class UserRow(Base):
-    """A user who submits studies, with their quotas. NULL stands for the settings' default."""
+    """A user who submits studies, with the user's quotas. NULL stands for the settings' default."""
 
     __tablename__ = "users"
 
@@ -97,7 +97,7 @@ class IdempotencyKeyRow(Base):
     status: Mapped[int | None]
     """HTTP status of the answer; NULL while the first request is running."""
     headers: Mapped[str | None]
-    """Headers of the answer, as JSON; before that, the id reserved for what the request makes."""
+    """Headers of the answer, as JSON; until there is an answer, the id reserved for what the request creates."""
     body: Mapped[bytes | None] = mapped_column(LargeBinary)
     created_at: Mapped[datetime] = mapped_column(index=True)
 

@@ -44,7 +44,7 @@ class QueueEntryRow(Base):
     num_lost: Mapped[int] = mapped_column(server_default="0")
     """Number of claims whose worker died since a trial was last completed."""
     device_seconds: Mapped[float] = mapped_column(server_default="0")
-    """Number of devices times the seconds for which workers held the study."""
+    """Device seconds: number of devices times the seconds for which workers held the study."""
     queued_at: Mapped[datetime]
     claimed_at: Mapped[datetime | None]
     waits_since: Mapped[datetime | None] = mapped_column(index=True)

@@ -77,10 +77,10 @@ class StudyRow(Base):
     record: Mapped[str]
     revision: Mapped[int] = mapped_column(server_default="0")
     """Revision; grows with every change of the study, its trials, decisions, answer and files. Cached pages of older
-    ones are void.
+    revisions are void.
     """
     tags: Mapped[str] = mapped_column(server_default="")
-    """Tags of its owner, each between spaces, so that a search for a part finds one: ` vit nightly `."""
+    """Tags that the owner gave, each between spaces, so that a text search finds single tags: ` vit nightly `."""
     notes: Mapped[str] = mapped_column(server_default="")
 
 

@@ -123,7 +123,8 @@ class Reservation:
         self._check()
 
     def keep(self) -> None:
-        """Reserve once more if the reservation is lost, as with the cluster's head. Called while hosts are missing.
+        """Reserve once more if the reservation is lost, for instance with the cluster's head. Called while hosts are
+        missing.
 
         Raises:
             RunnerError: Another attempt is useless.

@@ -34,7 +34,8 @@ HEAD = "node:__internal_head__"
 LOOK_S = 0.5
 ACTOR_START_S = 120.0
 LEAVE_S = 10.0
-"""Seconds that agents have to remove their files after the study, and as many again if its driver did not tell them."""
+"""Maximum seconds for agents to remove their files after the study; twice as many if the driver did not report its end.
+"""
 STRANGER_S = 60.0
 CONNECTED, REFUSED = 0, 3
 _STRANGER = f"""
@@ -138,7 +139,7 @@ class Reservation:
         return {"GPU": float(ranks), "CPU": float(ranks)}
 
     def _lack(self, bundle: dict[str, float]) -> Waiting:
-        """Compare the request with the cluster's resources, and say whether waiting can help."""
+        """Compare the request with the cluster's resources, and return what is lacking and whether waiting can help."""
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         able = sum(all(node.get(name, 0) >= number for name, number in bundle.items()) for node in nodes)
         free = self._ray.available_resources()

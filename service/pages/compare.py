@@ -93,8 +93,8 @@ def _shown(service: Services, principal: Principal, site: Site, a: str, b: str) 
 
 
 def _meant(service: Services, principal: Principal, reference: str) -> tuple[Study, Trial]:
-    """Return the trial of a side; a study stands for its recommended configuration, else the leading one, else its
-    baseline.
+    """Return the trial to compare on one side; a study stands for its recommended configuration, else the leading one,
+    else its baseline.
 
     Raises:
         RefusalError: There is no such study or trial, or it is another user's.

@@ -82,13 +82,13 @@ def horizon(engine: Engine) -> Horizon:
 
 
 def _nearest(number: int, remainder: int) -> int:
-    """Return the number nearest to another one that leaves this remainder."""
+    """Return the number with this remainder that is nearest to a given number."""
     half = NUMBERS_MODULO // 2
     return number + (remainder - number + half) % NUMBERS_MODULO - half
 
 
 def newest_number(engine: Engine, study_id: str) -> int:
-    """Return the number of a study's last event; 0 before there is one."""
+    """Return the number of a study's last event; 0 if there is none."""
     with querying(engine) as connection:
         return connection.scalar(select(func.max(EventRow.event_id)).where(EventRow.study_id == study_id)) or 0
 
@@ -129,7 +129,7 @@ def events_after(
 
 
 def ended_studies(engine: Engine, study_ids: Sequence[str]) -> set[str]:
-    """Return those of these studies that have ended, including deleted ones."""
+    """Return the studies, of those given, that have ended, including deleted ones."""
     if not study_ids:
         return set()
     wanted = set(study_ids)

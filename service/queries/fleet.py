@@ -28,7 +28,7 @@ _SECONDS = func.coalesce(QueueEntryRow.device_seconds, RecommendationRow.tuning_
 
 @dataclass
 class Block:
-    """The sums of one block, and their version."""
+    """Cached sums of one block of studies, with the version of these sums."""
 
     version: Hashable
     studies: list[FleetStudies]
@@ -75,7 +75,7 @@ def _summed(engine: Engine, owner_id: str | None, versions: dict[str, Hashable])
 
 @functools.cache
 def _studies(dialect: str, owned: bool) -> Select[*tuple[Any, ...]]:
-    """Select studies grouped by their common properties. Seconds are those of devices; without a queue, of the
+    """Select studies grouped by their common properties. Seconds are device seconds or, without a queue, seconds of the
     search.
     """
     common = (

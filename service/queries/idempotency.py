@@ -31,7 +31,7 @@ class Earlier:
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """The request that holds the key now.
+    """Successful claim of a key by this request.
 
     Attributes:
         new_id: Id for what it makes.
@@ -82,7 +82,7 @@ def keep(engine: Engine, user_id: str, key: str, status: int, headers: str, body
 
 
 def give_back(engine: Engine, user_id: str, key: str) -> None:
-    """Free the key of a request that was refused: it may be sent again."""
+    """Free the key of a refused request, so that the request may be sent again."""
     mine = (IdempotencyKeyRow.user_id == user_id, IdempotencyKeyRow.key == key, IdempotencyKeyRow.status.is_(None))
     with writing(engine) as session:
         session.execute(delete(IdempotencyKeyRow).where(*mine))

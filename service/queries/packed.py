@@ -1,4 +1,4 @@
-"""Many rows as one value: drivers release the interpreter lock for every row, which costs threads more than the
+"""Many rows as one value: drivers release the interpreter lock for every row, which costs threads more time than the
 rows.
 """
 

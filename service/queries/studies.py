@@ -46,7 +46,7 @@ class Owner(NamedTuple):
 
 
 def list_studies(engine: Engine, wanted: StudyFilter, *, limit: int, before: str | None) -> list[StudySummary]:
-    """Return the newest studies first, those with ids below `before`; one more than `limit` where there are more."""
+    """Return studies with ids below `before`, the newest first; one more than `limit` if there are more."""
     given = {name: value for name, value in dataclasses.asdict(wanted).items() if value is not None}
     if before is not None:
         given["before"] = before

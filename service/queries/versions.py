@@ -83,7 +83,7 @@ def fleet_version(engine: Engine, owner_id: str | None) -> Hashable:
 
 
 def block_versions(engine: Engine, owner_id: str | None) -> dict[str, Hashable]:
-    """Return, by block, the version of the studies that an overview shows, as in `fleet_version`."""
+    """Return the version, as in `fleet_version`, of the studies that an overview shows, by block."""
     asked = (_BLOCKS, {}) if owner_id is None else (_OWN_BLOCKS, {"owner_id": owner_id})
     with querying(engine) as connection:
         num_profiles = connection.scalar(_NUM_PROFILES)

@@ -1,4 +1,4 @@
-"""The queue: which studies wait, which devices their users may have, and which worker runs each.
+"""The queue of studies: waiting studies, the devices that their users may have, and the worker that runs each study.
 
 `StudyQueue` is its interface. Its tables are in `steptune.service.models.queue`, leases in `steptune.service.fencing`.
 """

@@ -82,8 +82,8 @@ def candidates(
 
 
 def claimable(now: datetime) -> ColumnElement[bool]:
-    """Return the condition that a study waits or has lost its worker. A running study without a lease belongs to the
-    command line; a queued one with a lease waits for hosts that its worker has requested from a cluster.
+    """Return the SQL condition that a study waits or has lost its worker. A running study without a lease belongs to
+    the command line; a queued one with a lease waits for hosts that its worker has requested from a cluster.
     """
     over = QueueEntryRow.lease_until <= now
     waits = and_(StudyRow.state == StudyState.QUEUED.value, or_(QueueEntryRow.lease_until.is_(None), over))
@@ -96,7 +96,7 @@ def is_named(required: str | None, fingerprint: str | None, label: str) -> bool:
 
 
 def _fits(session: Session, offer: WorkerOffer, num_devices: int) -> ColumnElement[bool]:
-    """Return the condition that a study with at most this number of devices may run on a worker's hardware."""
+    """Return the SQL condition that a study with at most this number of devices may run on a worker's hardware."""
     wanted = QueueEntryRow.required_hardware
     all_wanted = session.scalars(select(wanted).where(wanted.is_not(None)).distinct()).all()
     shapes: list[ColumnElement[bool]] = [false()]

@@ -41,17 +41,17 @@ class Due:
     since: datetime
 
     def holds_up(self, session: Session, study: StudyRow) -> bool:
-        """Say whether a study that has not begun must wait for this one to begin."""
+        """Say whether another study, not begun yet, must wait until this one has begun."""
         user = None if study.owner_id is None else session.get(UserRow, study.owner_id)
         return study.study_id != self.study_id and (0 if user is None else user.priority) <= self.priority
 
     def leaves(self) -> ColumnElement[bool]:
-        """Return the condition that a study may begin, for a query with users by an outer join."""
+        """Return the SQL condition that a study may begin, for a query with an outer join to users."""
         return or_(StudyRow.study_id == self.study_id, func.coalesce(UserRow.priority, 0) > self.priority)
 
     @property
     def reason(self) -> str:
-        """Return the reason why the others wait."""
+        """Return the reason why other studies wait."""
         return (
             f"hosts of the cluster, which are kept free for a study over {counted(self.num_hosts, 'host')} that "
             f"has been waiting since {self.since:%Y-%m-%d %H:%M} UTC"

@@ -83,8 +83,8 @@ def check_not_of_command_line(study: StudyRow, entry: QueueEntryRow) -> None:
 
 
 def wished(entry: QueueEntryRow, state: StudyState) -> StudyState:
-    """Return the state of a study that a worker returns: one that has not ended is stopped as its user requested, or
-    waits again if a pause was taken back.
+    """Return the new state of a study that a worker gives back: if it has not ended, it stops as its user requested, or
+    waits again if the user withdrew a pause.
     """
     if state not in (StudyState.QUEUED, StudyState.PAUSED):
         return state
@@ -92,7 +92,7 @@ def wished(entry: QueueEntryRow, state: StudyState) -> StudyState:
 
 
 def account(entry: QueueEntryRow, now: datetime) -> None:
-    """Count the time in which a claim held its hosts, up to the end of its lease, for all their devices; a claim that
+    """Count the time for which a claim held its hosts, up to the end of its lease, for all their devices; a claim that
     waited for a reservation counts none.
     """
     if entry.claimed_at is not None and entry.lease_until is not None:

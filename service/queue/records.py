@@ -11,11 +11,11 @@ from steptune.service.places import CORE, CUDA, Slot
 from steptune.tuner.records import HardwareProfile, Record, Study, StudyState
 
 SCRIPT = "script"
-"""Kind of an upload that is a training script with its command."""
+"""Kind of upload for a training script with its command."""
 BEGUN = (StudyState.QUEUED, StudyState.RUNNING)
 """States of studies that are in the queue or held by a worker."""
 AND = " and "
-"""Separator between the places of several hosts."""
+"""Separator between the places of several hosts in one text."""
 OVER_HOSTS = " over hosts"
 """Suffix of the device kind that a study over several hosts requires: versions that know only one host compare the
 whole text with their own kind, and so leave such a study alone.
@@ -65,7 +65,9 @@ class QueueEntry(Record):
     num_lost: int
     """Number of workers that died with the study since a trial was last completed."""
     device_seconds: float
-    """Number of devices times the seconds for which workers held the study, up to the end of the last claim."""
+    """Device seconds, up to the end of the last claim: number of devices times the seconds for which workers held the
+    study.
+    """
     queued_at: datetime
     claimed_at: datetime | None
     """Time at which the study got its present devices; None while it waits for a reservation."""

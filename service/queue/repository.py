@@ -366,7 +366,7 @@ class StudyQueue:
             return any(candidate.owner_id not in resting for candidate in others)
 
     def say_waiting(self, lease: Lease, why: str, *, cluster: str = "", can_be_met: bool = False) -> None:
-        """Record what a study waits for while a cluster has not reserved its devices.
+        """Record what a study waits for until a cluster has reserved its devices.
 
         Args:
             cluster: Its identity; empty where it could not be asked.
@@ -388,7 +388,7 @@ class StudyQueue:
             return holds_hosts(session, cluster, database_now(session))
 
     def wait_anew(self, lease: Lease) -> None:
-        """Restart the wait of a study for hosts: no other study of the service held them.
+        """Restart a study's wait for hosts, because no other study of the service holds any.
 
         Raises:
             LeaseLostError: The lease is over.
@@ -554,7 +554,7 @@ class StudyQueue:
                 end_claim(session, study, entry, StudyState.FAILED, _given_up(entry.num_lost, ""))
 
     def _take(self, session: Session, candidate: Candidate, offer: WorkerOffer, now: datetime) -> Claim | None:
-        """Make a study the worker's, unless another transaction is changing it at this moment."""
+        """Give a study to the worker, unless another transaction is changing the study at this moment."""
         query = select_entries([candidate.study_id]).where(claimable(now))
         found = session.execute(query.with_for_update(**_BOTH)).one_or_none()
         if found is None:
@@ -635,9 +635,11 @@ def _one_claim_at_a_time(session: Session) -> None:
 
 
 _BOTH: dict[str, Any] = {"of": (QueueEntryRow, StudyRow), "skip_locked": True}
-"""Lock options: both rows are locked, as PostgreSQL re-checks only locked rows that another transaction has changed."""
+"""Lock options that lock both rows, as PostgreSQL checks rows changed by another transaction again only if they are
+locked.
+"""
 _SAME = QueueEntryRow.version
-"""Expression that leaves the version unchanged, for a heartbeat, which no reader sees."""
+"""Expression that leaves the version unchanged: a heartbeat changes nothing that a reader sees."""
 
 
 def _given_up(num_lost: int, message: str) -> str:

@@ -102,7 +102,7 @@ def keep_usage(session: Session, study: StudyRow, entry: QueueEntryRow, now: dat
 
 
 def limits_of(user: UserRow | None, quotas: Quotas) -> Limits:
-    """Return a user's own limits, with those of the settings as defaults."""
+    """Return a user's own limits; those not set are the settings' defaults."""
     if user is None:
         return Limits(
             max_running=quotas.max_running, max_queued=quotas.max_queued, max_device_hours=quotas.max_device_hours
@@ -117,7 +117,7 @@ def limits_of(user: UserRow | None, quotas: Quotas) -> Limits:
 
 
 def limits_by_owner(session: Session, owners: Mapping[str | None, object], quotas: Quotas) -> dict[str | None, Limits]:
-    """Return the limits of these users; None owns the studies of the command line."""
+    """Return the limits of these users; the owner None stands for studies of the command line."""
     known = select(UserRow).where(UserRow.user_id.in_([owner for owner in owners if owner is not None]))
     users = {user.user_id: user for user in session.scalars(known)}
     return {owner: limits_of(users.get(owner or ""), quotas) for owner in owners}

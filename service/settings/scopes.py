@@ -24,7 +24,7 @@ ALL_SCOPES = frozenset(Scope)
 
 
 def implied(scopes: Iterable[Scope]) -> frozenset[Scope]:
-    """Return these scopes and all that they imply."""
+    """Return the scopes together with all that they imply."""
     given = frozenset(scopes)
     return ALL_SCOPES if Scope.ADMIN in given else given
 

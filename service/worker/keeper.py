@@ -20,7 +20,7 @@ from steptune.tuner.records import StudyState
 from steptune.tuner.search.view import StudyInterrupt
 
 SAFE_SHARE = 0.85
-"""Share of a lease after which its trials are killed; the rest is time to kill them."""
+"""Share of an expiring lease after which trials are killed; the rest of the lease is time for that."""
 RETRY_S = 0.5
 WATCH_S = 1.0
 """Seconds between checks of the clock: a waiting thread does not count the time for which the machine is suspended."""
@@ -153,7 +153,7 @@ class LeaseKeeper:
                 return
 
     def _lose(self, why: str) -> None:
-        """Give up the claim: nothing more is measured on devices that another worker may hold."""
+        """Give up the claim, so that nothing more is measured on devices that another worker may hold."""
         self._lost = self._lost or why
         if not self._ended.is_set():
             self._kill()

@@ -64,7 +64,7 @@ HOUSE_S = 3600.0
 HOUSE_LATE_S = 24 * 3600.0
 """Seconds for which a busy worker may delay housekeeping; then it precedes the next study."""
 GIVE_WAY_S = 5.0
-"""Seconds between checks whether another study could run, of a worker whose study waits for hosts."""
+"""Seconds between checks whether another study could run, by a worker whose study waits for hosts."""
 ALONE_S = 60.0
 """Seconds for which no other study of the service has held hosts, after which the wait for hosts starts anew."""
 LOOKS_PER_S = 20.0
@@ -352,8 +352,8 @@ class Worker:
     def _trials(
         self, claim: Claim, study: Study, check: Callable[[], None], hosts: HostGroup | None
     ) -> Iterator[tuple[Study, TrialRunner]]:
-        """Open the runner of a study's trials; yield it with the study, some of whose fields a script determines
-        itself.
+        """Open the runner of a study's trials, and yield it with the study; for a script, its inspection sets some of
+        the study's fields.
         """
         directory, settings = Path(study.directory), study.settings
         if claim.source is not None and claim.source.kind == SCRIPT:
@@ -441,8 +441,8 @@ class Worker:
                 raise HostsUnavailableError(lack)
 
     def _place(self, claim: Claim, keeper: LeaseKeeper, hosts: HostGroup | None) -> str:
-        """Return the place where a study measures: the devices of its claim, or those reserved by a cluster, which the
-        queue is told.
+        """Return the place where a study measures: the devices of its claim, or those reserved by a cluster, which are
+        recorded in the queue.
 
         Raises:
             HostsUnavailableError: The study may not start now, although its hosts are reserved.

@@ -161,7 +161,7 @@ def _known_profile(settings: Settings, level: Level, cores: tuple[int, ...], pyt
 
 
 def _described(settings: Settings, level: Level, python: str) -> HardwareProfile:
-    """Return the hardware profile, from a trial server: this process has no torch."""
+    """Return the hardware profile as described by a trial server, because this process does not load torch."""
     with (
         scratch_directory() as folder,
         isolated_runner(

@@ -26,7 +26,7 @@ class Rests:
         self._until_s = 0.0
 
     def learn(self, owner_id: str | None, *, failed: bool) -> None:
-        """Record the outcome of a study that was released."""
+        """Record whether a study that was released had failed."""
         if not failed:
             self._pauses.pop(owner_id, None)
             self._failed.clear()
@@ -49,5 +49,5 @@ class Rests:
         return min((until_s - now for _, until_s in self._pauses.values() if until_s > now), default=math.inf)
 
     def left_s(self) -> float:
-        """Return the seconds for which the worker still takes nothing."""
+        """Return the seconds for which the worker still takes no study."""
         return max(0.0, self._until_s - now_s())

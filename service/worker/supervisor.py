@@ -91,7 +91,7 @@ def _inherited() -> dict[str, str]:
 
 
 def _servers_own() -> set[str]:
-    """Return the names of secrets, and of settings that need one of them. A worker needs no secret but the
+    """Return the names of secret settings, and of settings that need a secret. A worker needs no secret but the
     database's.
     """
     return {"proxy_user_header", *filter(is_secret, Settings.model_fields)}

@@ -1,4 +1,4 @@
-"""Studies for which a worker's cluster had no hosts: other studies go first, and these take turns."""
+"""Studies for which a worker's cluster had no hosts: they take turns, after other studies that can run."""
 
 from __future__ import annotations
 
@@ -37,5 +37,7 @@ class Waits:
 
     @property
     def due(self) -> list[str]:
-        """Return the studies to request hosts for again where nothing else can run, the least recently tried first."""
+        """Return the studies for which hosts are requested again if no other study can run, the least recently tried
+        first.
+        """
         return [study_id for study_id, tried_s in self._tried_s.items() if now_s() >= tried_s + PAUSE_S]

@@ -144,6 +144,22 @@ def test_a_candidate_that_trains_otherwise_is_rejected(fault: str, kind: str, fa
     assert not result.ok
 
 
+def test_the_baseline_is_a_run_of_the_reference_where_each_trial_starts_the_command(
+    folder: ScriptFolder, tmp_path: Path
+) -> None:
+    """A start of several ranks takes long: one less for the reference."""
+    trials = Trials(folder.path, tmp_path / "study", (sys.executable, folder.add("plain.py")))
+    baseline = trials.run()
+    trials.reference(FP32_ROUNDOFF)
+
+    logs = {path.stem for path in (tmp_path / "study" / "logs").iterdir()}
+    assert {baseline.trial_id, "repeated"} <= logs
+    assert "today" not in logs
+    result = trials.run(**FUSED)
+    assert result.guard is not None
+    assert result.guard.passed, result.guard.reason
+
+
 def test_a_script_that_fails_under_a_candidate_says_why_in_its_own_words(faulty: Trials) -> None:
     result = faulty.run(planted={"fault": "raises"})
 
@@ -237,6 +253,7 @@ def test_the_baseline_trains_what_the_script_trains_alone(folder: ScriptFolder, 
     command = (sys.executable, folder.add("faulty.py"))
     plain = [line for line in folder.plain(*command).stdout.splitlines() if line.startswith("loss ")]
     trials = Trials(folder.path, tmp_path / "study", command)
+    trials.run()  # the first one makes the guarded steps of the reference
 
     result = trials.run()
 

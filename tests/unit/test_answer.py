@@ -189,6 +189,13 @@ def test_a_study_that_can_go_on_says_how() -> None:
     assert not any("steptune resume" in line for line in printed(complete_study()))
 
 
+def test_a_study_that_found_no_answer_goes_on_with_its_trials() -> None:
+    open_end = make_recommendation(Candidate(choices={}), verdict=Verdict.INCONCLUSIVE, gain=None)
+    text = " ".join(printed(stored(make_study(), recommendation=open_end), width=200, database="sqlite:///other.db"))
+    assert f"steptune resume {STUDY_ID[-8:]} --database sqlite:///other.db --budget " in text
+    assert f"`steptune resume {STUDY_ID} --database sqlite:///other.db --budget " in text
+
+
 def test_nothing_to_change_has_nothing_to_use() -> None:
     kept = stored(make_study(), recommendation=without_gain())
     text = "\n".join(printed(kept, RESULTS))

@@ -38,7 +38,7 @@ from steptune.dashboards import theme, units
 from steptune.dashboards.breakdown import get_breakdown_info, get_comparison_info, mean_step_ms, plot_breakdown
 from steptune.dashboards.effects import Effects
 from steptune.dashboards.gains import get_gains_info, plot_gains
-from steptune.dashboards.headline import get_headline_info
+from steptune.dashboards.headline import get_headline_info, more_time_command
 from steptune.dashboards.history import LOOKS, get_history_info, plot_history
 from steptune.dashboards.report import render_report
 from steptune.dashboards.site import STANDALONE, asset_text
@@ -55,6 +55,7 @@ from steptune.tuner.records import (
     Decision,
     Failure,
     FailureKind,
+    Gain,
     GuardVerdict,
     Interval,
     Move,
@@ -278,11 +279,40 @@ class TestHeadline:
         budget = get_headline_info(stored(make_study(), recommendation=r), STUDY_ID)
         assert (budget.figure, budget.title, budget.tone) == ("", "Not searched", "warning")
         assert "keep them" not in budget.sentence
-        assert budget.sentence.endswith("Use --budget 4m.")
+        assert budget.sentence.endswith(f"Continue with `steptune resume {STUDY_ID} --budget 4m`.")
         assert {fact.name: fact.value for fact in budget.facts}["No time for"].startswith("12 choices")
         ended = replace(r, certificate=replace(r.certificate, ended="interrupted"), needed_budget_s=None)
         interrupted = get_headline_info(stored(make_study(), recommendation=ended), STUDY_ID)
         assert f"`steptune resume {STUDY_ID}`" in interrupted.sentence
+
+    def test_an_open_answer_names_the_command_that_gives_it_more_time(self) -> None:
+        """A resumed study keeps its trials, where a new one would repeat them."""
+        study = replace(make_study(), settings=replace(make_study().settings, budget_s=600.0))
+        low, high = 0.5, 4.5
+        wide = Gain(
+            ratio=1.5,
+            interval=Interval(low=low, high=high),
+            prediction=Interval(low=low, high=high),
+            num_blocks=2,
+            num_finalists=1,
+        )
+        for gain in (None, wide):
+            r = without_gain(verdict=Verdict.INCONCLUSIVE, unproven_gain=gain)
+            sentence = get_headline_info(stored(study, recommendation=r), STUDY_ID).sentence
+            assert sentence.endswith(f"more time on a quiet machine: `steptune resume {STUDY_ID} --budget 5m`.")
+        clear = without_gain(prospect="")
+        assert more_time_command(study, clear) == ""
+        assert more_time_command(study, replace(clear, prospect="The next minute would try more.")).endswith("5m")
+        assert more_time_command(replace(study, state=StudyState.RUNNING), r) == ""
+
+    def test_a_busy_machine_does_not_excuse_trials_of_a_script_that_take_no_turns(self) -> None:
+        for workload, said in (
+            ("examples/char_gpt.py:CharGPT", "took turns"),
+            ("-- python train.py", "do not take turns"),
+        ):
+            r = make_recommendation(foreign_cpu_share=0.6)
+            facts = get_headline_info(stored(make_study(workload=workload), recommendation=r), STUDY_ID).facts
+            assert said in next(fact for fact in facts if fact.name == "Busy machine").note
 
     def test_runs_that_were_repeated_are_told_with_their_reason(self) -> None:
         killed = Failure(kind=FailureKind.CRASH, phase=Phase.WARM_UP, message="the process was killed by SIGKILL")
@@ -305,6 +335,9 @@ class TestUnits:
         ("text", "expected"),
         [
             (units.significant(1284.1), "1,280"),
+            (units.end_of_path("Net_0.Layer_0.Linear_3", 30), "Net_0.Layer_0.Linear_3"),
+            (units.end_of_path("Net_0.Layer_0.Linear_3", 20), "….Layer_0.Linear_3"),
+            (units.end_of_path("Net_0.Layer_0.Linear_3", 5), "….Linear_3"),
             (units.message_size(4096), "4 KiB"),
             (units.message_size(64 << 20), "64 MiB"),
             (units.significant(15.8), "15.8"),

@@ -27,7 +27,7 @@ from steptune.tuner.records import (
     StepFacts,
 )
 from steptune.tuner.strategies import STRATEGIES, strategies_for
-from steptune.tuner.trace_records import ExtraWork, Gap, GapStats, MemoryStats, RankAnalysis, RankWait
+from steptune.tuner.trace_records import ExtraWork, Gap, GapStats, MemoryStats, ProcessGroup, RankAnalysis, RankWait
 from steptune.tuner.wording import milliseconds
 
 C = Category
@@ -410,6 +410,26 @@ class TestRanks:
         assert finding.message.startswith("30% of the step is spent communicating")
         assert "waiting for a late rank takes another 10%, which is not included" in finding.message
         assert finding.evidence["communication_ms"] == pytest.approx(0.3), "of a step of 1 ms"
+
+    @pytest.mark.parametrize(
+        ("late", "named"),
+        [
+            ((2, 3), "(2 and 3 are late: all of process group shards within a host)"),
+            ((1, 3), "(1 and 3 are late: all of process group replicas across 2 hosts)"),
+            ((0, 3), "(0 and 3 are late)"),
+        ],
+    )
+    def test_a_group_that_is_late_as_a_whole_is_named(self, late: tuple[int, ...], named: str) -> None:
+        groups = (
+            ProcessGroup(name="all", ranks=(0, 1, 2, 3, 4, 5), num_hosts=3),
+            ProcessGroup(name="shards", ranks=(2, 3), num_hosts=1),
+            ProcessGroup(name="replicas", ranks=(1, 3), num_hosts=2),
+        )
+        waiting = self.evidence(0.25)
+        waiting = dataclasses.replace(waiting, analysis=msgspec.structs.replace(waiting.analysis, groups=groups))
+        waits = [RankWait(rank=rank, wait_ns=0 if rank in late else 100, late_share=0.5) for rank in range(6)]
+        (finding,) = diagnose_ranks(dict.fromkeys(range(6), waiting), waits, (), late[0])
+        assert named in finding.message
 
     def test_a_short_wait_is_no_finding(self) -> None:
         assert self.found(self.evidence(0.04)) == []

@@ -178,6 +178,10 @@ class TestHeader:
         text = Partial().export(make_recommendation(workload="a\nb\x85c\u2028d\x00e"))
         assert "// Steptune for a b c d e: 2.42x" in text
 
+    def test_a_command_is_named_as_it_is_typed(self) -> None:
+        text = Partial().export(make_recommendation(workload="-- python train.py --lr 1"))
+        assert "// Steptune for python train.py --lr 1: 2.42x" in text
+
     @pytest.mark.parametrize(
         ("recommendation", "claim"),
         [

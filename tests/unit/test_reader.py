@@ -2,7 +2,7 @@
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
@@ -234,6 +234,24 @@ class TestBounds:
         assert len(content) > 1 << 17
         with blocks_of(1 << 12):
             assert len(read(tmp_path, content)) == 2_000
+
+    def test_an_event_of_many_blocks_is_not_copied_once_a_block(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        copied: list[int] = []
+        join = decoded_size.joined
+
+        def counting(parts: Iterable[bytes]) -> bytes:
+            whole = join(parts)
+            copied.append(len(whole))
+            return whole
+
+        monkeypatch.setattr(reader, "joined", counting)
+        content = kineto_text([operator("aten::" + "m" * 100_000, 0, 5), operator("aten::mm", 5, 9)])
+        with blocks_of(64):
+            trace = read(tmp_path, content)
+        assert len(trace.host) == 2
+        assert sum(copied) < 8 * len(content)
 
     @pytest.mark.parametrize("base", [2**63 - 5, 2**63, 2**70, -(2**63)])
     def test_a_base_that_no_clock_shows_is_left_out(self, tmp_path: Path, base: int) -> None:

@@ -71,7 +71,7 @@ def test_lateness_goes_on_through_ranks_that_groups_share(tmp_path: Path) -> Non
 
 def test_a_group_that_is_called_in_different_places_is_refused(tmp_path: Path) -> None:
     first, second = job(tmp_path / "a", 0, "a")
-    with pytest.raises(UnlikeRanksError, match="process group 'a' in different places"):
+    with pytest.raises(UnlikeRanksError, match="process group 'a' at different positions"):
         meet([of_group(first, "a", "b"), of_group(second, "b", "a")])
 
 

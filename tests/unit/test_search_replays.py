@@ -8,7 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from search_quality import at, read, replay, run_all, seconds_to, share, starts_to, stops
+from search_quality import at, command_of, read, replay, run_all, seconds_to, share, starts_to, stops
 from search_surfaces import FAMILIES, LEAST_GAIN, PROFESSIONAL_GAIN, draw_surface
 
 ROW = {
@@ -81,3 +81,11 @@ class TestMeasures:
         """5 % of log 1.5 is 0.0203: a step of 1.015 is beyond, one of 1.1 is not."""
         assert seconds_to(ROW) == 40.0
         assert share({**ROW, "over_best": [1.0]}, 12) == 1.0
+
+
+def test_a_table_of_rows_beside_the_usual_ones_names_their_surfaces_starts_and_file():
+    rows = [{**ROW, "surface": f"drift {n}", "family": "drift", "method": "model", "seed": 0} for n in (4, 5)]
+    said = command_of(rows, "report", "search_unseen")
+    assert '--half report --per-family 2 --seeds 0 1 --first 4 --methods "model" --starts 20 &&' in said
+    assert said.count("benchmarks/results/search_unseen.jsonl") == 2
+    assert "--first" not in command_of(rows, "report", "search_quality")

@@ -40,7 +40,7 @@ from steptune.dashboards.sources import snapshot
 from steptune.dashboards.study_page import study_context, top_rows
 from steptune.dashboards.templating import render
 from steptune.tuner.memory_store import MemoryStudyStore
-from steptune.tuner.records import BASELINE, Candidate, Interval, MemoryPeak, Purpose, StudyState
+from steptune.tuner.records import BASELINE, Candidate, Interval, MemoryPeak, Purpose, ScriptFacts, StudyState, Verdict
 from steptune.tuner.search.effects import EffectModel
 
 
@@ -293,6 +293,16 @@ class TestPage:
         for store, promised in ((running_study(9), True), (failed_study(), False)):
             page = render("study.html", Site(), **study_context(store, STUDY_ID, Site()))
             assert ("nothing to use yet" in page) == promised
+
+    @pytest.mark.parametrize("verdict", [Verdict.NOT_SEARCHED, Verdict.INCONCLUSIVE, Verdict.NO_SIGNIFICANT_GAIN])
+    def test_a_page_recommends_todays_settings_only_where_something_is_known(self, verdict, tmp_path) -> None:
+        r = without_gain(verdict=verdict, needed_budget_s=170.0, prospect="The next minute would try more.")
+        script = ScriptFacts(command=("python", "train.py"), folder=str(tmp_path))
+        study = make_study(workload="-- python train.py", facts=replace(sample_facts(), script=script))
+        page = render("study.html", Site(), **study_context(stored(study, recommendation=r), STUDY_ID, Site()))
+        assert ("the recommendation is today" in page) == (verdict is Verdict.NO_SIGNIFICANT_GAIN)
+        assert f"steptune resume {STUDY_ID} --budget" in page.partition('id="use"')[2]
+        assert "<h1>python train.py</h1>" in page
 
     def test_a_contribution_reads_alike_wherever_the_page_states_it(self) -> None:
         """In the answer and in the evidence: none proven with its interval, not measured, or its ratio."""

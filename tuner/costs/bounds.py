@@ -23,7 +23,7 @@ from steptune.tuner.records import Breakdown, Choice, Environment, InputActivity
 FLOAT32 = "float32"
 PRODUCTS = (Category.MATMUL, Category.ATTENTION)
 PEAK_TOLERANCE = 1.1
-"""Largest factor by which a device can be faster than its measured peak."""
+"""Maximum factor by which a device can be faster than its measured peak."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ def part_of(savings: Savings, part: float) -> Savings:
 
 
 def without(situation: Situation, *categories: Category) -> Savings:
-    """Return the savings if these categories vanish."""
+    """Return the savings if the time of these categories vanishes."""
     return {category: removable(situation, category) for category in categories}
 
 
@@ -124,7 +124,7 @@ def at_roofline(situation: Situation, *categories: Category, dtype: str | None =
 
 
 def removable(situation: Situation, *categories: Category) -> float:
-    """Return the share of the step that is saved if these categories vanish."""
+    """Return the share of the step that is saved if the time of these categories vanishes."""
     return situation.breakdown.removable_share(*categories)
 
 
@@ -145,7 +145,8 @@ def above_roofline(situation: Situation, *categories: Category, dtype: str | Non
 
 
 def compute_floor_ns(situation: Situation, dtype: str | None = None) -> float:
-    """Return the least time of a step's compute: the longer of FLOP at the peak and compulsory bytes at the bandwidth.
+    """Return the minimum time of a step's compute: the longer of FLOP at the peak and compulsory bytes at the
+    bandwidth.
 
     An unknown figure gives a floor of 0, so that a bound is never too small. `dtype` as for `above_roofline`.
     """

@@ -267,8 +267,8 @@ _OPERATOR_RULES = _rules(
 )
 
 _NAMESPACES = re.compile(r"\b(deep_gemm|flashinfer|fp8_blockscale_gemm)::")
-"""Namespaces removed before classification: libraries named after their first kernel, whatever other kernels they
-contain.
+"""Namespaces removed before classification: libraries named after their first kernel, although they contain other
+kernels too.
 """
 
 _KERNEL_RULES = _rules(
@@ -308,7 +308,7 @@ _KERNEL_RULES = _rules(
 
 
 def classify_operator(name: str) -> Category | None:
-    """Return the category of a CPU operator or annotation by its name; None if the name does not tell."""
+    """Return the category of a CPU operator or annotation by its name; None if the name does not determine it."""
     for category, pattern in _OPERATOR_RULES:
         if pattern.search(name):
             return category

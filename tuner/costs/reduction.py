@@ -41,7 +41,7 @@ from steptune.tuner.training.compression.own_cost import own_costs
 
 MIB = 2**20
 SLACK = 1.5
-"""Factor by which a cost may be below its model, in a bound."""
+"""Maximum factor by which a cost may be below the model's estimate; bounds assume this factor."""
 COPIED_PARTS = 5
 """Number of gradient-sized reads and writes with which a two-level reduction pads, fills and empties a bucket."""
 

@@ -8,7 +8,7 @@ from steptune.tuner.records import Link, Topology
 
 CARRIED_EXPONENT, DELAYED_EXPONENT = 0.4, 0.75
 """Exponents of bandwidth and of latency per ring step in the number of sockets: 16 sockets instead of one raised the
-bus bandwidth between emulated hosts from 7–9 GB/s to 23 GB/s, left a third of the exposed communication
+bus bandwidth between emulated hosts from 7–9 GB/s to 23 GB/s, cut exposed communication to a third
 (`benchmarks/results/multi_gpu.jsonl`), and made messages of 1 MiB four times slower.
 """
 

@@ -168,8 +168,8 @@ def _code_compression(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def _said_beside(words: str, rule: Rule) -> Rule:
-    """Return a rule that lists every setting as missing here, in these words, and keeps the differences that the rule
-    of the other file states.
+    """Return a rule that lists every setting as missing in this file, in the given words, and keeps the differences
+    stated by the other file's rule.
     """
 
     def missing(choice: Choice, recommendation: Recommendation) -> Said:
@@ -292,7 +292,7 @@ class AccelerateFsdp1Yaml(_Yaml):
 
 
 def _said_in_yaml(rule: Rule) -> Rule:
-    """Return a rule for settings that the YAML expresses; ZeRO-1, which has no YAML, loses them."""
+    """Return a rule for settings that the YAML expresses; with ZeRO-1, which the YAML cannot express, they are lost."""
     beside = _said_beside(_IN_YAML, rule)
 
     def missing(choice: Choice, recommendation: Recommendation) -> Said:
@@ -312,7 +312,7 @@ def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def _code_precision(choice: Choice, recommendation: Recommendation) -> Said:
-    """Return the settings in code for precision: TF32; the YAML has the rest."""
+    """Return the settings in code for precision, which is only TF32; the YAML has the others."""
     lines = python_code.tf32_lines(choice)
     return Said(sections={"set_up": lines}) if lines else _said_in_yaml(_precision)(choice, recommendation)
 

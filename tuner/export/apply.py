@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
 
 UNFINISHED = ".steptune_unfinished"
-"""Name of a marker file in a workload's directory while `prepare` runs; what an interrupted run left is prepared anew.
+"""Name of a marker file that exists in a workload's directory while `prepare` runs; after an interrupted run, `prepare`
+runs again.
 """
 
 
@@ -207,7 +208,8 @@ def _check_environment(recommendation: Recommendation) -> None:
 
 
 def check_order(rank: int, backend: str) -> None:
-    """Warn on the first rank about the cost of rings over interleaved ranks, where Steptune does not make the rings.
+    """Warn, on the first rank, about the cost of rings over interleaved ranks, for rings that Steptune does not order
+    itself.
 
     Every rank must call it.
     """
@@ -256,7 +258,7 @@ def _device(wanted: str | torch.device | None, measured: HardwareProfile, num_ra
 
 
 def _settle(workload: Workload, directory: str | Path | None, choices: Mapping[str, Choice], num_ranks: int) -> None:
-    """Set the workload's directory, and prepare it if necessary."""
+    """Set the workload's directory, and prepare the workload if necessary."""
     prepares = type(workload).prepare is not Workload.prepare
     needs = prepares or Settings(choices)[DatasetCacheSetting].where == "disk"
     if directory is None:

@@ -17,6 +17,7 @@ from steptune.tuner.objectives import PLAIN, parse_objective
 from steptune.tuner.records import Recommendation, Verdict
 from steptune.tuner.speeds import answer_of, proven_gain
 from steptune.tuner.wording import ratio, ratio_range
+from steptune.tuner.workloads.reference import COMMAND
 
 
 class Exporter(ABC):
@@ -38,7 +39,7 @@ class Exporter(ABC):
 
     @abstractmethod
     def file_name(self, recommendation: Recommendation) -> str:
-        """Return the file name that the target expects, or a usual one."""
+        """Return the file name that the target expects, or else a common one."""
 
     @abstractmethod
     def export(self, recommendation: Recommendation) -> str:
@@ -57,7 +58,7 @@ class Exporter(ABC):
         return self.usage
 
     def not_expressible(self, recommendation: Recommendation) -> tuple[str, ...]:
-        """Return one sentence for each setting that the target cannot express. Nothing is approximated instead."""
+        """Return one sentence for each setting that the target cannot express; none is approximated."""
         return ()
 
     def lost(self, recommendation: Recommendation) -> tuple[str, ...]:
@@ -65,7 +66,7 @@ class Exporter(ABC):
         return ()
 
     def otherwise(self, recommendation: Recommendation) -> tuple[str, ...]:
-        """Return the strategies that the target applies differently from the measured run."""
+        """Return the strategies that the target applies differently than the measured run did."""
         return ()
 
     def carries(self, recommendation: Recommendation) -> str:
@@ -75,7 +76,7 @@ class Exporter(ABC):
     def header(self, recommendation: Recommendation) -> str:
         """Return the comment lines at the beginning of the text."""
         lines = [
-            f"Steptune for {recommendation.workload}: {headline(recommendation)}.",
+            f"Steptune for {recommendation.workload.removeprefix(COMMAND)}: {headline(recommendation)}.",
             f"For {self.version}. {self.usage}",
             *([f"This {carries.replace('×', 'x')}."] if (carries := self.carries(recommendation)) else []),
             *(f"Not expressed here: {sentence}" for sentence in self.not_expressible(recommendation)),
@@ -110,7 +111,7 @@ def headline(recommendation: Recommendation) -> str:
 
 
 def _claim(recommendation: Recommendation) -> str:
-    """Return the quantity of which the gain is a ratio."""
+    """Return the words that follow the gain's ratio, such as `the speed of today's settings`."""
     objective = parse_objective(recommendation.objective)
     return "the speed of today's settings" if objective == PLAIN else objective.compared
 

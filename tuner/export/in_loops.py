@@ -1,4 +1,4 @@
-"""Functions that exported code calls in another library's training loop, where PyTorch has none."""
+"""Functions that exported code calls in another library's training loop, because PyTorch has none for the purpose."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ HOLDING = ("reducer", "logger", "process_group", "_comm_hooks")
 
 
 def let_go_at_exit(model: torch.nn.Module) -> None:
-    """Release the process group at exit: before the interpreter is torn down, and after all that the script registers
-    from now on.
+    """Release the process group at exit: before the interpreter shuts down, and after all exit handlers that the script
+    registers from now on.
     """
     atexit.register(let_go, weakref.ref(model))
 

@@ -71,7 +71,7 @@ def _study_attributes(study: Study) -> dict[str, Any]:
 
 
 def _frozen(study: Study, trials: Sequence[Trial]) -> Iterator[FrozenTrial]:
-    """Yield the trials that ended, with all parameters, so that they can be compared."""
+    """Yield the ended trials, each with all parameters, so that they can be compared."""
     import optuna
     from optuna.distributions import CategoricalDistribution
 
@@ -114,7 +114,7 @@ def _values(study: Study, candidates: Sequence[Candidate]) -> dict[str, list[Sca
 
 
 def _value(study: Study, candidate: Candidate, name: str) -> Scalar:
-    """Return the value of a parameter that a candidate runs with: its own choice, or else today's."""
+    """Return the value of a parameter in a candidate: its own choice, or else today's."""
     strategy, _, parameter = name.partition(".")
     current = study.facts.current.get(strategy, {}) if study.facts else {}
     choice = {**_DEFAULTS.get(strategy, {}), **current, **candidate.choices.get(strategy, {})}

@@ -47,7 +47,7 @@ def loader_arguments(choice: Choice) -> dict[str, Any]:
 
 
 def cpu_threads(choice: Choice, recommendation: Recommendation) -> Said:
-    """Return the settings of threads: their number in `set_up`, their binding above `import torch`."""
+    """Return the settings of CPU threads: their number goes into `set_up`, their binding above `import torch`."""
     count = choice["num_threads"]
     lines = {} if count is None else {"threads": f"torch.set_num_threads({int(count)})"}
     return Said(sections={"set_up": lines})
@@ -110,25 +110,27 @@ POWERSGD_STEPS = 2
 
 
 def compression_missing(choice: Choice) -> dict[str, str]:
-    """Return the parameters of a compression that targets with PyTorch's communication hooks lack, with the reason."""
+    """Return the parameters of a compression that targets with PyTorch's communication hooks cannot express, with the
+    reason.
+    """
     if choice["method"] in (None, "fp16", "bf16", "powersgd"):
         return {}
     return dict.fromkeys(choice, "PyTorch has no such communication hook; use steptune.apply")
 
 
 def first_bucket(choice: Choice) -> dict[str, str]:
-    """Return the parameters that differ where a target sets one size for all buckets."""
+    """Return the parameters that differ from the measured run if a target sets one size for all buckets."""
     sizes = (choice["bucket_cap_mb"], choice["first_bucket_mb"])
     return {} if sizes == (25, 1) or sizes[0] == sizes[1] else {"first_bucket_mb": LIKE_OTHERS}
 
 
 def allocator(choice: Choice, recommendation: Recommendation) -> Said:
-    """Add nothing: `environment_code` sets its variables."""
+    """Add nothing: `environment_code` sets the allocator's variables."""
     return Said()
 
 
 def nccl_settings(choice: Choice, recommendation: Recommendation) -> Said:
-    """Add nothing: `environment_code` sets its variables; the user's own stay in the environment."""
+    """Add nothing: `environment_code` sets NCCL's variables; the user's own stay in the environment."""
     return Said(missing={name: STAYS_SET for name, value in choice.items() if value == OWN})
 
 
@@ -149,7 +151,7 @@ def accumulation(section: str, key: str) -> Rule:
 
 
 def token_weights(recommendation: Recommendation, pieces: int) -> dict[str, str]:
-    """Return the parameters that differ where a target gives every micro-batch the same weight."""
+    """Return the parameters that differ from the measured run if a target gives every micro-batch the same weight."""
     if recommendation.sample_unit is SampleUnit.TOKEN and pieces > 1:
         return {"num_micro_batches": TOKEN_WEIGHTS}
     return {}

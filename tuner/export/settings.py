@@ -53,7 +53,7 @@ def _counts(recommendation: Recommendation, strategy: str, parameter: str, value
 
 
 def sentence(settings: Iterable[Setting], reason: str) -> str:
-    """Return `data_loading: num_workers=2, pin_memory=on: the reason` for settings of one strategy."""
+    """Return a sentence about settings of one strategy: `data_loading: num_workers=2, pin_memory=on: the reason`."""
     listed = list(settings)
     return f"{listed[0].strategy}: {choice_label({s.parameter: s.value for s in listed})}: {reason}"
 
@@ -64,8 +64,8 @@ def choice_of(recommendation: Recommendation, strategy: str) -> Choice:
 
 
 def batch_per_rank(recommendation: Recommendation) -> tuple[int, int] | None:
-    """Return the samples of one rank's micro-batch, and the micro-batches of a step; None where they do not divide
-    evenly.
+    """Return the number of samples in a rank's micro-batch, and of micro-batches in a step; None if the batch does not
+    divide evenly.
     """
     pieces = int(choice_of(recommendation, MicroBatchSetting.strategy)["num_micro_batches"] or 1)
     size, rest = divmod(recommendation.global_batch, recommendation.num_ranks * pieces)
@@ -81,8 +81,8 @@ def grouped(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
 
 
 def threads_lost(recommendation: Recommendation) -> bool:
-    """Say whether a launcher that sets OMP_NUM_THREADS changes what was measured: one rank on a CPU, with torch's
-    default threads.
+    """Say whether a launcher that sets OMP_NUM_THREADS would change the measured configuration: one rank on a CPU, with
+    torch's default threads.
     """
     cpu = recommendation.hardware.device_kind == "cpu"
     return (

@@ -65,7 +65,7 @@ class Sharding:
 
     @property
     def size(self) -> int | None:
-        """Minimum number of parameters in a unit, where units are chosen by size."""
+        """Minimum number of parameters of a unit, if units are chosen by size."""
         return self.min_num_params if self.wrap == "size" else None
 
     @property
@@ -94,7 +94,7 @@ class Sharding:
 
 
 def reduced_by_fsdp(choice: Choice, recommendation: Recommendation) -> dict[str, str]:
-    """Return the reason why no hook can compress gradients, by parameter; empty where DDP reduces them."""
+    """Return, by parameter, the reason why no hook can compress gradients; empty where DDP reduces the gradients."""
     if sharding_of(recommendation).mode not in ("full", "grad_op", "hybrid"):
         return {}
     return dict.fromkeys(choice, "FSDP reduces in bfloat16 by MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)")

@@ -95,8 +95,8 @@ class PythonSnippet(Exporter):
 
 
 def _without_story(recommendation: Recommendation) -> Recommendation:
-    """Return the recommendation without what only explains the search: untried choices, alternatives, the guard's
-    curves.
+    """Return the recommendation without the fields that only explain the search: untried choices, alternatives, the
+    guard's curves.
     """
     guard = recommendation.guard
     return msgspec.structs.replace(

@@ -107,8 +107,8 @@ def _micro_batch(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def _ddp_buckets(choice: Choice, recommendation: Recommendation) -> Said:
-    """Return the settings for DDP buckets, always with the search for unused parameters: by default, the Trainer turns
-    it on.
+    """Return the settings for DDP buckets, always with an explicit search for unused parameters: by default, the
+    Trainer turns it on.
     """
     if recommendation.num_ranks == 1:
         return Said(missing=dict.fromkeys(choice, ONE_RANK))

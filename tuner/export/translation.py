@@ -22,7 +22,7 @@ Sections = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Said:
-    """Settings of a target for one strategy.
+    """Settings in a target's terms for one strategy, and what the target lacks.
 
     Attributes:
         sections: Keys and values, by section of the file.
@@ -84,7 +84,7 @@ class TranslatingExporter(Exporter):
         return tuple(strategy for strategy in by_strategy if self._differs(strategy, recommendation))
 
     def notes(self, recommendation: Recommendation) -> tuple[str, ...]:
-        """Return the differences between the target and the measured run, whatever the choices."""
+        """Return the differences between the target and the measured run that exist for all choices."""
         return ()
 
     def checked(self, recommendation: Recommendation) -> Recommendation:

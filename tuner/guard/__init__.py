@@ -1,1 +1,1 @@
-"""Judgement of whether a candidate is the same training: pure functions over the records of a rank."""
+"""Judgement of whether a candidate is still the same training: pure functions over the records of a rank."""

@@ -1,4 +1,5 @@
-"""Replay of weight averages: e' = e + a (w' - e), with the weights w' after the candidate's own step.
+"""Replay of weight averages: e' = e + a (w' - e), where e is the average and w' the weights after the candidate's own
+step.
 
 How far the weights are from the reference's depends on the precision, and on an optimizer that turns the rounding of a
 small gradient into a full step. The average of given weights does not. Which buffer averages which weight, and by which
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 LIMIT = 3.0
-"""Maximum root mean square of the difference, in roundings of the two products."""
+"""Maximum root mean square of the difference that passes, in units of the rounding of the two products."""
 LARGEST_SHARE = 1.01
 """Maximum share of a weight in a step's average: one, plus rounding."""
 FEWEST_ELEMENTS = 8
@@ -56,7 +57,7 @@ class StateStep:
 
 @dataclass(frozen=True, kw_only=True)
 class AverageScore:
-    """Largest deviation of an average; `score` is in units of what rounding allows, `step` counts from 1."""
+    """Largest deviation of an average; `score` is in units of the rounding error allowed, `step` counts from 1."""
 
     score: float = 0.0
     step: int = 0

@@ -25,7 +25,8 @@ FLOOR_ROUNDOFFS = 4.0
 FLOOR = 1e-6
 """Floor of relative tolerances: a few units in the last place of the compared FP32 figures."""
 COSINE_ROUNDOFF = 1e-13
-"""Value below which one minus the cosine of two vectors counts as zero: it is rounding of the cosine's own arithmetic.
+"""Value of one minus the cosine of two vectors below which it counts as zero: rounding in computing the cosine reaches
+it.
 """
 MIN_PROGRESS = 0.9
 """Minimum share of the reference's fall in loss that a lossy candidate must reach."""
@@ -46,13 +47,13 @@ class Protocol(Record):
     num_audits: int = 0
     """Number of further pointwise steps that each begin from the initial parameters."""
     num_draws: int = 0
-    """Number of a candidate's steps that each begin from the initial parameters and draw new masks; they replace the
+    """Number of steps of a candidate that each begin from the initial parameters and draw new masks; they replace the
     curve.
     """
 
     @property
     def exact(self) -> tuple[int, ...]:
-        """Indices of the steps that begin from the initial parameters, among the pointwise steps and the audits."""
+        """Indices of those pointwise and audit steps that begin from the initial parameters."""
         return (0, *range(self.num_pointwise, self.num_pointwise + self.num_audits))
 
 
@@ -79,7 +80,7 @@ class Tolerance(Record):
     update_norm: float
     update_direction: float
     curve_loss: float = 0.0
-    """Deviation of the curve part's mean loss, with the same dropout masks."""
+    """Deviation of the mean loss in the curve part, with the same dropout masks."""
 
 
 class GuardReference(Record):
@@ -94,7 +95,7 @@ class GuardReference(Record):
     rounding: dict[str, Tolerance]
     """Tolerances by unit roundoff (as `float.hex`)."""
     bias_corrections: Tolerance | None = None
-    """Largest effect of rounding the update's bias corrections, if candidates or the reference may round them."""
+    """Largest effect of rounding the bias corrections in the update, if candidates or the reference may round them."""
     seed_means: tuple[float, ...] = ()
     """Mean loss of the curve part, by seed."""
     horizon_ends: tuple[float, ...] = ()
@@ -102,9 +103,9 @@ class GuardReference(Record):
     choices: dict[str, Choice] = {}  # noqa: RUF012 (a struct copies its defaults)
     """Settings of the reference."""
     rule: UpdateRule | None = None
-    """Update rule of the optimizer, if its own replay agrees with it."""
+    """Update rule of the optimizer, if its replay on the reference agrees with the reference's own updates."""
     further_rules: tuple[UpdateRule, ...] = ()
-    """Update rules of the other optimizers that step in a step defined by the workload."""
+    """Update rules of the other optimizers, if the workload defines a step in which several optimizers step."""
     why_no_rule: str = ""
     own_roundoff: float = 0.0
     """Unit roundoff of the reference's own arithmetic; 0 in references of versions that did not record it."""
@@ -149,7 +150,7 @@ def _relative(values: Sequence[float], references: Sequence[float]) -> tuple[flo
 
 
 def _turned(update: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> float:
-    """Return one minus the cosine between two updates; infinite where they update different parameters."""
+    """Return one minus the cosine between two updates; infinite if these update different parameters."""
     if update.keys() != reference.keys():
         return math.inf
     dot = sum(float((update[name].double() * reference[name].double()).sum()) for name in reference)
@@ -361,7 +362,7 @@ def _check_curve(reference: GuardReference, curve: Curve, unit_roundoff: float, 
 
 
 def _check_horizon(reference: GuardReference, curve: Curve) -> GuardCheck:
-    """Check how much of the reference's fall in loss the candidate has not reached."""
+    """Check the share of the reference's fall in loss that the candidate has not reached."""
     ends = reference.horizon_ends
     centre = sum(ends) / len(ends)
     spread = max(ends) - min(ends)
@@ -385,7 +386,7 @@ def last_quarter(losses: Sequence[float]) -> float:
 
 
 def compared(checks: Sequence[GuardCheck], curve: Curve, unit_roundoff: float) -> tuple[str, ...]:
-    """List what a verdict rests on, part by part."""
+    """List the comparisons that a verdict rests on, part by part."""
     arithmetic = ARITHMETICS.get(unit_roundoff, f"{unit_roundoff:.2g}")
     steps = len(curve.losses)
     parts = {

@@ -45,7 +45,7 @@ long sum counts as many roundings.
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Maximum scores that pass, in units of the measured noise.
+    """Maximum passing scores, in units of the measured noise.
 
     Attributes:
         residual: Limit for the tensor that differs most.
@@ -64,7 +64,7 @@ class Limits:
 
 KINDS = ("residual", "slope", "scale", "pooled", "zeros")
 SIZES_THAT_STRAY = 1.75
-"""Factor on the limit of a tensor's size at steps that continue from earlier updates: parameters stored in 16 bits are
+"""Factor on the limit for a tensor's size at steps that continue from earlier updates: parameters stored in 16 bits are
 rounded again after each update, unlike those of disturbed runs.
 """
 FINE = Limits(residual=110.0, slope=240.0, scale=32.0, pooled=32.0, zeros=0.002)
@@ -253,7 +253,7 @@ def scores(
     has_twin: bool = False,
     may_turn: bool = True,
 ) -> dict[str, Score]:
-    """Score each kind of distance of a candidate from the reference over its steps.
+    """Return the score of a candidate over its steps for each kind of distance from the reference.
 
     A decision that rounding turns over (which expert a token goes to, on which side of zero a unit is before a ReLU)
     moves gradients at one step and not at the next: of the exact steps the second largest score counts, of the others
@@ -289,7 +289,7 @@ def _of_steps(kind: str, steps: Sequence[Score], exact: Sequence[int], *, smalle
 
 
 def _elsewhere(kind: str, others: Sequence[Score], fewest: int) -> list[Score]:
-    """Return the decisive score of the steps that are not exact; empty if there are too few of them."""
+    """Return the decisive score of steps that do not begin from the initial parameters; empty if these are too few."""
     if kind == "scale":
         return []
     if kind == "slope":
@@ -333,7 +333,7 @@ def _scores(wanted: Tensors, noise: Noise, found: Tensors, limits: Limits, step:
 
 
 def _strays(wanted: Tensors, found: Tensors) -> Iterator[str]:
-    """Yield the names of tensors that only one side has (unless they are all zero there), or that are not finite."""
+    """Yield the names of tensors that only one side has (unless all elements are zero), or that are not finite."""
     for name in dict.fromkeys((*wanted, *found)):
         ours, theirs = found.get(name), wanted.get(name)
         if ours is not None and not bool(ours.isfinite().all()):
@@ -352,7 +352,7 @@ def _of(found: Tensors, name: str, reference: torch.Tensor) -> torch.Tensor:
 
 
 def _slope(apart: torch.Tensor, reference: torch.Tensor) -> float:
-    """Return the relative growth of a tensor along the reference."""
+    """Return the relative growth of a tensor along the reference's direction."""
     square = float((reference * reference).sum())
     return float((apart * reference).sum()) / square if square else 0.0
 

@@ -39,7 +39,7 @@ class ModuleMasks(Record):
 
     @property
     def variance(self) -> float:
-        """Variance of the rate of one draw."""
+        """Variance of the rate over single draws."""
         mean = self.mean
         seen = sum((rate - mean) ** 2 for rate in self.rates) / max(1, len(self.rates) - 1)
         return max(seen, mean * (1 - mean) / max(1, self.count), 1 / max(1, self.count) ** 2)
@@ -58,8 +58,8 @@ class MaskDeviation:
 
 
 def worst_module(reference: Mapping[str, ModuleMasks], found: Mapping[str, ModuleMasks]) -> MaskDeviation | None:
-    """Return the largest deviation over the modules that both trainings have; None where no module of the reference
-    masks.
+    """Return the largest deviation over the modules that both trainings have; None if no module of the reference sets
+    inputs to zero.
     """
     deviations = [*_deviations(reference, found)]
     return max(deviations, key=lambda deviation: deviation.ratio) if deviations else None

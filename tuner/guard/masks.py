@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     import torch
 
 FLOOR = 0.5
-"""Minimum limit on the mean logarithm of the ratios: a scatter 1.65 times the reference's always passes."""
+"""Minimum of the limit on the mean log ratio of scatters: a scatter up to 1.65 times the reference's always passes."""
 SPREADS = 3.0
-"""Factor of the limit on the deviation among the reference's own runs."""
+"""Factor, in the limit, on the deviation among the reference's own runs."""
 FLOOR_OF_DRAWS, SPREADS_OF_DRAWS = 0.25, 2.0
-"""Floor and factor of the limit for draws from one place. Correct trainings reach 0.4 of it
+"""Floor and factor of the limit for draws that begin from one place. Correct trainings reach 0.4 of it
 (`benchmarks/results/guard_power.json`).
 """
 FALSE_SHIFTS = 1e-4
 """Share of correct trainings whose mean gradients may exceed their limit."""
 FEWEST_SEEDS = 4
 NEGLIGIBLE = 1e-4
-"""Share of a gradient's square below which the scatter from masks is neglected."""
+"""Scatter from masks, as a share of the gradient's square, below which it is neglected."""
 GROUP = 4
-"""Number of draws compared with the others at a time, to measure the effect of chance."""
+"""Number of the reference's draws that are compared with its other draws at a time, to measure the effect of chance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +66,9 @@ class Scatter:
 
     @property
     def shift_limit(self) -> float:
-        """Maximum distance of mean gradients that passes, in standard errors: the distance by chance in this number of
-        directions. Masks that all depend on one random number, as where whole layers are skipped, move all gradients in
-        one direction.
+        """Maximum distance of mean gradients that passes, in standard errors: the distance that chance reaches in this
+        number of directions. Masks that all depend on one random number, as where whole layers are skipped, move all
+        gradients in one direction.
         """
         return math.sqrt(float(chdtri(self.directions, FALSE_SHIFTS)) / self.directions)
 
@@ -104,8 +104,7 @@ def measure_draws(draws: Sequence[Tensors]) -> Scatter | None:
 
 
 def excess_of_draws(reference: Scatter, draws: Sequence[Tensors], rounding: Mapping[str, float] | None = None) -> float:
-    """Return by how much more a candidate's draws scatter than the reference's: the mean logarithm of the ratio over
-    tensors.
+    """Return the excess scatter of a candidate's draws over the reference's: the mean, over tensors, of the log ratio.
 
     Args:
         rounding: Norm of the rounding effect on each tensor, which may scatter it as well.
@@ -194,7 +193,7 @@ def measure_scatter(runs: Sequence[Sequence[Tensors]]) -> Scatter | None:
 
 
 def excess_of(reference: Scatter, steps: Sequence[Tensors], rounding: Mapping[str, float] | None = None) -> float:
-    """Return by how much more one run scatters than the reference's runs: the mean logarithm of the ratio over tensors.
+    """Return the excess scatter of one run over the reference's runs: the mean, over tensors, of the log ratio.
 
     Args:
         rounding: Norm of the rounding effect on each tensor at one step, which may scatter it as well.

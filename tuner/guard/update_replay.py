@@ -27,11 +27,12 @@ LIMIT = 3.0
 (`benchmarks/results/guard_power.json`).
 """
 RELATIVE = 1e-5
-"""Tolerance of an update's element, as a share of it: some implementations of a rule compute bias corrections in FP32.
+"""Tolerance of each element of an update, as a share of the element: some implementations compute bias corrections in
+FP32.
 """
 RELATIVE_IN_FP32 = 1e-4
-"""Tolerance of an update's element, as a share of it, where powers of betas are FP32 too: 1 - beta ** t cancels in the
-first steps.
+"""Tolerance of each element of an update, as a share of the element, if powers of betas are FP32 too: 1 - beta ** t
+cancels in the first steps.
 """
 ABSOLUTE = 1e-6
 """Tolerance of each element of an update, as a share of the tensor's mean absolute update."""
@@ -162,7 +163,7 @@ def _deviation(step: int, name: str, wanted: torch.Tensor, seen: SeenStep, relat
 
 
 def _score_of_state(wanted: dict[str, torch.Tensor], found: dict[str, torch.Tensor], relative: float) -> float:
-    """Return the deviation of the optimizer's state from the rule's, in units of what rounding allows."""
+    """Return the deviation of the optimizer's state from the rule's, in units of the rounding error allowed."""
     scores = [0.0]
     for key, value in wanted.items():
         if key not in found or not bool(found[key].isfinite().all()):

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from steptune.tuner.records import Record
 
 VARIABLES = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,NET,TUNING"}
-"""Environment variables that make NCCL log these choices; NCCL_DEBUG_FILE is set separately."""
+"""Environment variables that make NCCL log its choices; NCCL_DEBUG_FILE is set separately."""
 
 _COLLECTIVE = re.compile(r"(\w+): \d+ Bytes -> Algo (\w+) proto (\w+)")
 _CHANNELS = re.compile(r"(\d+) coll channels")

@@ -35,11 +35,12 @@ ALL_GATHER = "all_gather"
 REDUCE_SCATTER = "reduce_scatter"
 ALL_TO_ALL = "all_to_all"
 ROUNDS = {ALL_REDUCE: 2, ALL_GATHER: 1, REDUCE_SCATTER: 1, ALL_TO_ALL: 1}
-"""Number of times that every chunk goes around the ring, by collective."""
+"""Number of passes of every chunk around the ring, by collective."""
 
 
 def bus_factor(collective: str, num_ranks: int) -> float:
-    """Return the bytes over the slowest link per byte of the message, as NVIDIA's nccl-tests define bus bandwidth.
+    """Return the number of bytes that the slowest link carries per byte of the message, as in the bus bandwidth of
+    NVIDIA's nccl-tests.
 
     The message is the larger of what goes in and what comes out, n the size of the group:
     2(n - 1)/n for all_reduce, (n - 1)/n for all_gather, reduce_scatter and all_to_all, 1 for the others.
@@ -69,7 +70,7 @@ def ring_ns(collective: str, message_bytes: float, num_ranks: int, link: Link, n
 def flat_ring_ns(
     collective: str, message_bytes: float, host_of_rank: Sequence[int], inside: Link | None, between: Link | None
 ) -> float:
-    """Return the nanoseconds of a ring over all ranks in their order, whatever hosts they are on.
+    """Return the nanoseconds of a ring over all ranks in their order, whichever hosts the ranks are on.
 
     Args:
         inside: Link between neighbours on one host; not used where there are none.
@@ -130,7 +131,9 @@ def num_crossing(host_of_rank: Sequence[int]) -> int:
 
 
 def bus_bytes_per_s(collective: str, message_bytes: float, num_ranks: int, duration_ns: float) -> float:
-    """Return the bus bandwidth: a rank's sent bytes per second, comparable over collectives and numbers of ranks."""
+    """Return the bus bandwidth: the bytes per second that a rank sends, which is comparable across collectives and
+    numbers of ranks.
+    """
     return bus_factor(collective, num_ranks) * message_bytes * 1e9 / duration_ns
 
 
@@ -139,5 +142,5 @@ def _step_ns(chunk_bytes: float, link: Link, num_sharing: int = 1) -> float:
 
 
 def _edges(host_of_rank: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the hosts of every rank and of its neighbour in the ring."""
+    """Return the hosts of each rank and of the rank's neighbour in the ring."""
     return list(zip(host_of_rank, [*host_of_rank[1:], host_of_rank[0]], strict=True))

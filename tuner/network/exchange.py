@@ -1,4 +1,4 @@
-"""Exchange of a step between ranks: the data sent, its division and the number of calls.
+"""Data exchanged between ranks in a step: the amount, its division and the number of calls.
 
 Each strategy states the fields that its choice sets (`Strategy.exchange`); costs read the whole.
 """
@@ -58,7 +58,7 @@ class Exchange:
 
     @property
     def is_sharded(self) -> bool:
-        """True if parameters are sharded, by FSDP in place of DDP."""
+        """True if FSDP shards the parameters; False under DDP."""
         return self.mode in SHARDED
 
     @property

@@ -1,4 +1,4 @@
-"""Result of a check of a network."""
+"""Finding of a network check, with its severity."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ INTERFACES = "/sys/class/net"
 
 
 def speeds(tree: Tree) -> dict[str, int | None]:
-    """Return the speeds, in Mbit/s, of the interfaces that are up; None where the kernel does not know it."""
+    """Return the speeds, in Mbit/s, of the interfaces that are up; None where the kernel does not know the speed."""
     found = {}
     for name in tree.names(INTERFACES):
         if tree.text(f"{INTERFACES}/{name}/operstate") in ("up", "unknown"):

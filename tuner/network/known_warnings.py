@@ -1,4 +1,4 @@
-"""Known NCCL warnings by their text, with their meaning and the way out.
+"""Known NCCL warnings by their text, with the meaning and the remedy of each.
 
 From NCCL's troubleshooting guide and from public threads with these warnings in them, named with the logs in
 tests/nccl_logs.

@@ -18,7 +18,7 @@ from steptune.tuner.network.tree import UnreadableError
 from steptune.tuner.records import Record
 
 MAX_LINE = 20_000
-"""Maximum number of characters of a line that are parsed; a ring over thousands of ranks has fewer."""
+"""Maximum number of characters of a line that are parsed; the line of a ring over thousands of ranks is shorter."""
 MAX_TEXT = 500
 """Maximum number of characters of a warning that are kept; its meaning is at the beginning."""
 MAX_WARNINGS = 50
@@ -75,7 +75,7 @@ class Distance(Record):
 
 
 class Said(Record):
-    """A message and its number of occurrences, with addresses and numbers as in its first line."""
+    """A message and its number of occurrences; addresses and numbers are those of the first occurrence."""
 
     text: str
     count: int
@@ -138,7 +138,7 @@ class NcclLog(Record):
 
 
 def read_log(lines: Iterable[str]) -> NcclLog:
-    """Return the record of these lines, in any order and from any number of ranks."""
+    """Return the record of log lines, in any order and from any number of ranks."""
     reader = _Reader()
     for line in lines:
         reader.take(line)
@@ -193,7 +193,7 @@ _VARYING = re.compile(r"0x[0-9a-f]+|(?<!\d)(?<!error )(?<!status=)\d+|(?<=nccl-)
 
 
 class _Reader:
-    """Parser that collects the record of the lines read so far."""
+    """Parser that builds the record from the lines read so far."""
 
     def __init__(self) -> None:
         self.num_lines = self.num_ranks = self.num_nodes = self.num_trees = 0
@@ -310,7 +310,7 @@ _FLAGS = (
 
 
 class _Sayings:
-    """Messages by text, counted as one if they differ only in numbers and addresses."""
+    """Messages by text; those that differ only in numbers and addresses count as one."""
 
     def __init__(self) -> None:
         self._first: dict[str, str] = {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Interfaces or ports that a variable selects.
+    """Selection of interfaces or ports by a variable.
 
     Attributes:
         names: Names with the port after a colon, which is empty for any port.

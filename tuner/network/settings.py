@@ -17,7 +17,7 @@ ENVIRONMENT = "/proc/self/environ"
 _ASSIGNMENT = re.compile(r"\s*(NCCL_\w+)\s*=(.*)")
 _HOME = re.compile(r"^HOME=(.+)$", re.MULTILINE)
 _OFF = {"0", "LOC", "NVL"}
-"""Values of NCCL_NET_GDR_LEVEL within which no NIC lies, so that GPUDirect RDMA is never used."""
+"""Values of NCCL_NET_GDR_LEVEL for which every NIC is too far away, so that GPUDirect RDMA is never used."""
 
 
 def read_settings(tree: Tree) -> dict[str, str]:

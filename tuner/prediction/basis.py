@@ -181,7 +181,7 @@ def _bare_step(
 def _told(
     sequence: int, result: TrialResult, cluster: Cluster, model: Model, measured_ns: float, *, contention_measured: bool
 ) -> BasisFacts:
-    """Return the basis in the form that a forecast shows."""
+    """Return the facts about the basis that a forecast shows."""
     step = model.step
     return BasisFacts(
         sequence=sequence,
@@ -254,7 +254,7 @@ def _with_sockets(
 
 
 def _own_cluster(environment: Environment, inside: Link | None) -> Cluster:
-    """The ranks and links on which the study ran."""
+    """Return the cluster of ranks and links on which the study ran."""
     topology, ranks, hosts = environment.topology, environment.num_ranks, environment.num_hosts
     hosts = min(hosts, ranks)
     if ranks % hosts:

@@ -71,7 +71,9 @@ class Cluster:
         return modelled_ns * self._correction(collective, message_bytes)
 
     def _correction(self, collective: str, message_bytes: float) -> float:
-        """Return measured over modelled time of a ring over all ranks, from the link between hosts if there is one."""
+        """Return the ratio of measured to modelled time of a ring over all ranks, from the link between hosts if there
+        is one.
+        """
         link = self.between if self.num_hosts > 1 else self.inside
         return 1.0 if link is None else correction(link, collective, message_bytes)
 
@@ -85,7 +87,7 @@ class Cluster:
         return self._inside_ns(ALL_GATHER, message_bytes)
 
     def reduced_between_ns(self, message_bytes: float, sent_part: float = 1.0) -> float:
-        """Return the time of an all-reduce between hosts of each device's part of a message, all parts at once.
+        """Return the time to all-reduce each device's part of a message between hosts, all parts at once.
 
         Args:
             sent_part: Share of the bytes that is sent: less than 1 with compression.

@@ -48,7 +48,7 @@ def measured_contention(results: Iterable[TrialResult]) -> float | None:
 
 
 def _point(breakdown: Breakdown) -> tuple[float, float]:
-    """Return hidden communication and compute of a breakdown, per step."""
+    """Return the hidden communication and the compute of a breakdown, per step."""
     times = breakdown.per_step_ns
     hidden = breakdown.overlapped.get(Category.COMMUNICATION, 0) / breakdown.num_steps
     return hidden, sum(times.get(category, 0.0) for category in COMPUTING)

@@ -1,4 +1,4 @@
-"""Correction factors of collectives: measured over modelled time, by collective and size.
+"""Correction factors of collectives: the ratio of measured to modelled time, by collective and size.
 
 One latency and one bandwidth do not fit all: gloo reduces everything everywhere where a part is asked for, NCCL changes
 its protocol with the size. So the model's time is multiplied by measured over modelled time of the same collective at
@@ -15,7 +15,7 @@ from steptune.tuner.records import Link
 
 
 def correction(link: Link, collective: str, message_bytes: float) -> float:
-    """Return measured over modelled time of a collective; 1 where it was not measured."""
+    """Return the ratio of measured to modelled time of a collective; 1 where it was not measured."""
     ratios: dict[int, list[float]] = {}
     for timing in link.timings:
         if timing.collective == collective:

@@ -1,4 +1,4 @@
-"""Extrapolation to other ways to communicate and other numbers of hosts, with its error where measurements exist.
+"""Extrapolation to other communication methods and numbers of hosts, with its error where measurements exist.
 
 Every rank keeps the samples that it computes: the global batch grows with the ranks (weak scaling).
 """
@@ -126,7 +126,7 @@ def _forecast(basis: Basis, way: WayToCommunicate, candidate: Candidate, cluster
 
 
 def checks_of(basis: Basis, study: Study, trials: Sequence[Trial], cluster: Cluster) -> list[Check]:
-    """Compare predictions with all configurations of a study that differ from the basis only in how they communicate.
+    """Compare predictions with all measured configurations of a study that differ from the basis only in communication.
 
     Args:
         study: The basis's own study, or another of the same workload.

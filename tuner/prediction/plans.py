@@ -1,4 +1,4 @@
-"""The ways to communicate that a prediction compares, and those of them that can be run on a cluster.
+"""The communication methods that a prediction compares, and which of them can be run on a cluster.
 
 Whether one can is what its strategies and their table of combinations say of as many ranks and hosts.
 """
@@ -24,7 +24,7 @@ COMMUNICATION = (
     GradientCompressionSetting.strategy,
     HierarchicalAllreduceSetting.strategy,
 )
-"""Strategies that determine how ranks communicate, as far as the prediction covers them."""
+"""Strategies that determine how ranks communicate, and that the prediction covers."""
 
 
 class Family(StrEnum):

@@ -48,7 +48,7 @@ class ComputeStep:
         return self.before_ns + self.forward_ns + self.backward_ns + self.optimizer_ns
 
     def update_ns(self, num_parts: int) -> float:
-        """Return the update time of a rank that updates one of `num_parts` parts."""
+        """Return the update time of a rank that updates one of `num_parts` equal parts of the parameters."""
         return self.optimizer_ns - self.divisible_ns * (1 - 1 / num_parts)
 
     def scaled(self, factor: float) -> ComputeStep:

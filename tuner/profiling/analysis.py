@@ -42,7 +42,7 @@ from steptune.tuner.profiling.details import (
 from steptune.tuner.profiling.device_time import device_time
 from steptune.tuner.profiling.diagnosis import BAD_CAPTURE, SUBJECTS, diagnose
 from steptune.tuner.profiling.evidence import SEVERITIES, Evidence, busiest
-from steptune.tuner.profiling.extra_work import extra_work
+from steptune.tuner.profiling.extra_work import extra_work, with_extra_work
 from steptune.tuner.profiling.flame import stack_tree
 from steptune.tuner.profiling.gains import by_worth, late_first
 from steptune.tuner.profiling.kernel_gaps import gap_stats
@@ -69,7 +69,7 @@ from steptune.tuner.profiling.timeline import timeline
 from steptune.tuner.profiling.trace import Trace, TraceError
 from steptune.tuner.profiling.what_if import what_ifs
 from steptune.tuner.records import Finding, Replay, TrialProfile
-from steptune.tuner.trace_records import GapStats, QueueStats, RankAnalysis, Synchronisation, TraceAnalysis
+from steptune.tuner.trace_records import ExtraWork, GapStats, QueueStats, RankAnalysis, Synchronisation, TraceAnalysis
 
 _APART = """
 import pickle, sys
@@ -78,7 +78,7 @@ sys.path[:] = path
 from steptune.tuner.profiling.analysis import answer_apart
 answer_apart(*arguments)
 """
-"""Program of a subprocess that reads a trace."""
+"""Python program that a subprocess runs to read a trace."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,12 +210,11 @@ def analyse_trace(
     groups = group_calls(capture, calls)
     step_ns = sum(busiest(breakdowns).per_step_ns.values())
     against_peaks, floors = roofline(capture, calls, groups, source.modules, step_ns, top)
+    extra = extra_work(capture, busiest(breakdowns), _number(busiest(breakdowns).device))
     waits: tuple[Synchronisation, ...] = ()
     if capture.device_numbers:
         workers = breakdowns[0].facts.loader == "workers"
-        replayed = (
-            replay(graph, unprofiled_step_time_ns, workers=workers) if graph is not None else _not_replayed(capture)
-        )
+        replayed = _replayed(capture, graph, extra, unprofiled_step_time_ns, workers=workers)
         num_replayed = graph.num_steps if graph is not None else 0
         if graph is not None:
             waits = synchronisations(capture, source, graph, replayed, unprofiled_step_time_ns)
@@ -256,7 +255,7 @@ def analyse_trace(
         groups=process_groups(trace, capture.device_numbers),
         tensor_core_share=tensor_core_share(capture),
         step_time_cv=step_time_cv(capture),
-        extra_work=extra_work(capture, busiest(breakdowns), _number(busiest(breakdowns).device)),
+        extra_work=extra,
         what_ifs=what_ifs(busiest(breakdowns)),
         roofline=against_peaks,
         first_step_ns=trace.origin_ns + trace.base_time_ns + capture.steps.span[0],
@@ -267,7 +266,7 @@ def analyse_trace(
 
 
 def _replayed_together(analysis: RankAnalysis, graph: Graph, unprofiled_step_time_ns: int | None) -> RankAnalysis:
-    """Add to the replay what the causes of the findings save together, each beside those before it."""
+    """Add to the replay the joint savings of the findings' causes: what each saves in addition to those before it."""
     breakdown = busiest(analysis.breakdowns)
     causes = causes_of(diagnose(Evidence(analysis=analysis)), SUBJECTS)
     if breakdown.replay is None or breakdown.replay.refusal or not causes:
@@ -282,17 +281,28 @@ def _replayed_together(analysis: RankAnalysis, graph: Graph, unprofiled_step_tim
 
 
 def _number(device: str) -> int | None:
-    """Return the number of a device by its name; None for a CPU."""
+    """Return the number in a device's name; None for a CPU."""
     return None if device == "cpu" else int(device.partition(":")[2])
 
 
-def _not_replayed(capture: Capture) -> Replay:
-    low, high = capture.steps.span
-    return Replay(recorded_ns=round((high - low) / len(capture.steps)), refusal=NO_LAUNCHES)
+def _replayed(
+    capture: Capture,
+    graph: Graph | None,
+    extra: ExtraWork | None,
+    unprofiled_step_time_ns: int | None,
+    *,
+    workers: bool,
+) -> Replay:
+    """Replay the steps without each cause, and without the work that only some of them have."""
+    if graph is None:
+        low, high = capture.steps.span
+        return Replay(recorded_ns=round((high - low) / len(capture.steps)), refusal=NO_LAUNCHES)
+    found = replay(graph, unprofiled_step_time_ns, workers=workers)
+    return with_extra_work(found, graph, extra, len(capture.steps), unprofiled_step_time_ns)
 
 
 def profile_of(analysis: RankAnalysis, top: int) -> TrialProfile:
-    """Return the profile that a trial's result keeps beside the breakdown: at most `top` rows in each list."""
+    """Return the profile that a trial's result stores with the breakdown: at most `top` rows in each list."""
     gaps = analysis.gaps.get(analysis.breakdowns[0].device)
     return TrialProfile(
         kernels=analysis.kernels[:top],
@@ -318,7 +328,7 @@ def step_time_cv(capture: Capture) -> float | None:
 
 
 def _device_names(capture: Capture) -> dict[str, str]:
-    """Return the names of the devices that worked, where the trace has them."""
+    """Return the names of the devices with recorded work, if the trace has the names."""
     names = {device.number: device.name for device in capture.trace.devices}
     return {f"cuda:{number}": names[number] for number in capture.device_numbers if names.get(number)}
 
@@ -440,7 +450,7 @@ def _numbered(paths: Sequence[Path], results: Sequence[RankResult], notes: list[
 
 
 def of_rank(result: RankResult, rank: int) -> RankResult:
-    """Return the result with a rank that is known from elsewhere."""
+    """Return a result with its rank replaced by a given one."""
     analysis = result.analysis
     breakdowns = tuple(msgspec.structs.replace(breakdown, rank=rank) for breakdown in analysis.breakdowns)
     timelines = tuple(msgspec.structs.replace(timeline, rank=rank) for timeline in analysis.timelines)

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 NEEDS_VALUES = re.compile(r"conv|attention|attn|index_select|embedding", re.IGNORECASE)
-"""Operators whose work depends on numbers among their arguments: strides, masks, table sizes. Numbers of other
+"""Operators with work that depends on numbers among their arguments: strides, masks, table sizes. Numbers of other
 operators are left out, because learning rates would make every call different.
 """
 DTYPE_BYTES = {
@@ -161,7 +161,7 @@ def _tensor(dim: Any, name: str) -> Tensor | None:
 
 
 def _list(dim: Any) -> tuple[Shape, ...]:
-    """Return the shapes of a list of tensors."""
+    """Return the shapes in a list argument; empty if it is no list of tensors."""
     if not isinstance(dim, list) or not all(map(_is_shape, dim)):
         return ()
     return tuple(map(tuple, dim))

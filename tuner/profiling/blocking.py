@@ -74,6 +74,6 @@ def _slack(capture: Capture, waits: Intervals) -> int:
 
 
 def _inside(start: Ints, end: Ints, cuts: Intervals) -> int:
-    """Return the total time of disjoint intervals that lies inside `cuts`."""
+    """Return the total time of disjoint intervals inside `cuts`."""
     low, high, _, _ = pieces(start, end, cuts)
     return int((high - low).sum())

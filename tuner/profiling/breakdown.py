@@ -25,9 +25,9 @@ from steptune.tuner.records import Breakdown
 
 TOP_OPERATORS = 40
 ATTENTION = re.compile(r"attention|flash|fmha|sdpa|compute_dot_do_o")
-"""Operators and kernels of attention, which show the backend that ran."""
+"""Pattern for attention's operators and kernels, whose names show which backend ran."""
 LIBRARY_OPERATOR = re.compile(r"(?!aten::|autograd::|c10d::|inductor::|prim::|profiler::|torch::)\w+::\w+(\.\w+)?")
-"""Operators from libraries other than PyTorch."""
+"""Pattern for operators of libraries other than PyTorch."""
 WAITS_FOR_OTHERS = (Category.COMMUNICATION, Category.PIPELINE_BUBBLE, Category.QUEUED)
 MAX_EVENT_OVERHEAD_NS = 3_000
 """Maximum time to record one operator: 0.2 to 1.7 us were measured on hosts with H100 and H200 GPUs

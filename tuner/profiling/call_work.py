@@ -1,4 +1,4 @@
-"""Work of every operator call of a trace, counted once: `linear` around `addmm` has none of its own."""
+"""Work of every operator call of a trace, counted once: `linear` has no work of its own beside the `addmm` inside."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class CallGroups:
         return total
 
     def num_counted(self) -> Ints:
-        """Return the number of calls by group that do their work themselves."""
+        """Return, for each group, the number of calls that do the work themselves."""
         return np.bincount(self.group[self.counted[self.row]], minlength=len(self))
 
 
@@ -72,7 +72,7 @@ def group_calls(capture: Capture, calls: OperatorCalls) -> CallGroups:
     works = _works(capture, names, arguments, np.bincount(group, minlength=len(names)))
 
     def of(groups: Iterable[int]) -> Mask:
-        """Return a mask over `trace.host` for the calls of some groups."""
+        """Return a mask over `trace.host` of the calls of some groups."""
         wanted = np.zeros(len(names), dtype=bool)
         wanted[list(groups)] = True
         mask: Mask = np.zeros(len(host), dtype=bool)

@@ -19,7 +19,7 @@ from steptune.tuner.profiling.replay.together import saved_without
 from steptune.tuner.records import Finding
 
 AFTER = "after"
-"""Evidence key of a finding that claims less, or more, than it saves alone; its value lists the rules of the earlier
+"""Evidence key of a finding with a claim below or above its saving alone; its value lists the rules of the earlier
 findings that share the claim.
 """
 SAME = 0.001
@@ -28,7 +28,7 @@ SAME = 0.001
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """Categories and replayed cause that a rule covers.
+    """Subject of a rule: the categories and the replayed cause that it covers.
 
     Attributes:
         cause: Name of the cause in the replay; empty if it is not replayed.
@@ -109,7 +109,9 @@ def _simulated(finding: Finding, subject: Subject, evidence: Evidence, left: _Un
 
 
 def _counted(finding: Finding, subject: Subject, evidence: Sequence[Evidence], left: _Unclaimed) -> float:
-    """Return the claim of a finding bounded by its categories: at most its bound, and at most their unclaimed rest."""
+    """Return the claim of a finding without a simulation: at most its bound, and at most the unclaimed rest of its
+    categories.
+    """
     claim = 0.0
     for category in subject.categories:
         share = left.of.setdefault(category, max(one.breakdown.removable_share(category) for one in evidence))

@@ -65,7 +65,7 @@ class CollectiveCalls:
         return len(self.messages)
 
     def shifted(self, by_ns: int) -> CollectiveCalls:
-        """Return the calls on a clock that is ahead by this time."""
+        """Return the calls with this time added to their clock."""
         times = ("start", "end", "exposed_start", "exposed_end")
         return replace(self, **{name: getattr(self, name) + by_ns for name in times})
 
@@ -105,7 +105,7 @@ def collective_calls(capture: Capture, segments: Segments, device: int | None) -
 
 
 def _inside(start: Ints, end: Ints, intervals: Intervals) -> Ints:
-    """Return the length of the part of each interval that lies inside disjoint ones."""
+    """Return the length of each interval's part inside disjoint intervals."""
     low, high, whole, _ = pieces(start, end, intervals)
     total = np.zeros(len(start), dtype=np.int64)
     np.add.at(total, whole, high - low)
@@ -211,7 +211,7 @@ def bus_bandwidth(message: Message, time_ns: float | None) -> float | None:
 
 
 def kinds_of(messages: tuple[Message, ...]) -> dict[Message, list[int]]:
-    """Group the numbers of calls by identical messages."""
+    """Group the numbers of calls by kind and size of the message."""
     found: dict[Message, list[int]] = {}
     for number, message in enumerate(messages):
         kind = Message(

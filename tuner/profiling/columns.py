@@ -62,8 +62,8 @@ class Columns:
         self._threads = _Interner()
         self._shapes = _Interner({b"": -1})
         self._stacks = _Interner({"": -1})
-        self._host: list[tuple[npt.NDArray[Any], ...]] = []
-        self._work: list[tuple[npt.NDArray[Any], ...]] = []
+        self._host = _Table(_HOST_TYPES)
+        self._work = _Table(_WORK_TYPES)
         self._collectives: list[Collective] = []
         self._memory: list[MemoryPoint] = []
         self._group_of = _Groups()
@@ -87,9 +87,9 @@ class Columns:
         work = [event for event in work if event.ph == "X"]
         host_times, work_times = times(host, exact), times(work, exact)
         if host:
-            self._host.append(self._timed(self._host_columns(host, *host_times)))
+            self._host.add(self._timed(self._host_columns(host, *host_times)))
         if work:
-            self._work.append(self._timed(self._work_columns(work, *work_times)))
+            self._work.add(self._timed(self._work_columns(work, *work_times)))
         for event in instants:
             if event.name == MEMORY_EVENT:
                 self._take_memory(event, exact)
@@ -101,7 +101,7 @@ class Columns:
         Raises:
             TraceError: No event has a time, or they lie too far apart.
         """
-        host, work = _joined(self._host, _HOST_TYPES), _joined(self._work, _WORK_TYPES)
+        host, work = self._host.taken(), self._work.taken()
         firsts = [int(table[0].min()) for table in (host, work) if len(table[0])]
         if not firsts:
             raise TraceError(f"it holds no timed event{self._instead()}: record it with torch.profiler.profile(...)")
@@ -144,7 +144,7 @@ class Columns:
         )
 
     def _instead(self) -> str:
-        """Describe the events that the file holds instead of torch.profiler's."""
+        """Describe which events the file has instead of torch.profiler's."""
         others = sorted({category for category, group in self._group_of.items() if category and not group})
         if not others and not self.num_events:
             return ""
@@ -158,7 +158,7 @@ class Columns:
     # --- one piece --------------------------------------------------------------------------------
 
     def _timed(self, columns: tuple[npt.NDArray[Any], ...]) -> tuple[npt.NDArray[Any], ...]:
-        """Return the events that have a time, none ending before it starts."""
+        """Return the events that have a time, with none ending before its start."""
         start, end, *_ = columns
         negative = end < start
         if negative.any():
@@ -215,8 +215,8 @@ class Columns:
         return np.fromiter(map(self._names.__getitem__, [event.name for event in events]), np.int32, len(events))
 
     def _shape_ids(self, events: list[Any]) -> npt.NDArray[np.int32]:
-        """Return ids of argument texts: shapes and types as recorded, with the values that determine an operator's
-        work.
+        """Return an id for each event's argument text: shapes and types as recorded, with the values that determine an
+        operator's work.
         """
         if all(event.args.dims is NO_RAW for event in events):
             return np.full(len(events), -1, np.int32)
@@ -293,6 +293,25 @@ _WORK_TYPES = {
 }
 
 
+class _Table:
+    """Columns that grow chunk by chunk, in place: many small arrays would leave holes in memory, and their join would
+    need it twice.
+    """
+
+    def __init__(self, types: Mapping[str, Any]) -> None:
+        self._types = tuple(types.values())
+        self._columns = [bytearray() for _ in types]
+
+    def add(self, columns: Sequence[npt.NDArray[Any]]) -> None:
+        for grown, column, dtype in zip(self._columns, columns, self._types, strict=True):
+            grown += np.ascontiguousarray(column, dtype).data
+
+    def taken(self) -> list[npt.NDArray[Any]]:
+        """Return the columns. The table is empty afterwards."""
+        columns, self._columns = self._columns, [bytearray() for _ in self._types]
+        return [np.frombuffer(column, dtype) for column, dtype in zip(columns, self._types, strict=True)]
+
+
 class _Interner(dict[Any, int]):
     """Mapping that gives every new key the next number."""
 
@@ -302,7 +321,7 @@ class _Interner(dict[Any, int]):
 
 
 class _Groups(dict[str, int]):
-    """Number of the table for an event category: 0 none, 1 host, 2 device, 3 instants."""
+    """Mapping from event categories to the number of a table: 0 none, 1 host, 2 device, 3 instants."""
 
     def __missing__(self, category: str) -> int:
         lowered = category.lower()
@@ -347,19 +366,14 @@ def _shape_text(event: Any) -> bytes:
     return text + b"|" + bytes(args.values) if told else text
 
 
-def _joined(pieces: list[tuple[npt.NDArray[Any], ...]], types: Mapping[str, Any]) -> tuple[npt.NDArray[Any], ...]:
-    if not pieces:
-        return tuple(np.empty(0, dtype) for dtype in types.values())
-    columns = tuple(np.concatenate(column) for column in zip(*pieces, strict=True))
-    pieces.clear()
-    return columns
-
-
-def _in_order(columns: tuple[npt.NDArray[Any], ...], origin: int) -> tuple[npt.NDArray[Any], ...]:
-    """Sort columns by time and make times relative to the origin."""
-    start, end, *rest = columns
-    order = _by_time(start, end)
-    return start[order] - origin, end[order] - origin, *(column[order] for column in rest)
+def _in_order(columns: list[npt.NDArray[Any]], origin: int) -> list[npt.NDArray[Any]]:
+    """Sort columns by time and make times relative to the origin. Each column is freed once it is sorted."""
+    order = _by_time(*columns[:2])
+    columns.reverse()
+    start, end, *rest = [columns.pop()[order] for _ in range(len(columns))]
+    start -= origin
+    end -= origin
+    return [start, end, *rest]
 
 
 def _by_time(start: Ints, end: Ints) -> Ints:

@@ -144,7 +144,7 @@ def compare_breakdowns(
 
 
 def _different_kinds(before: Sequence[Breakdown], after: Sequence[Breakdown], labels: tuple[str, str]) -> list[str]:
-    """Note that one side ran on a CPU and the other on a device, where categories differ in meaning."""
+    """Return a note if one side ran on a CPU and the other on a device: categories then differ in meaning."""
     kinds = [{"a CPU" if b.device == "cpu" else "a GPU" for b in side} for side in (before, after)]
     if kinds[0] == kinds[1]:
         return []
@@ -284,7 +284,7 @@ def _different_runs(before: TraceAnalysis, after: TraceAnalysis, labels: tuple[s
 
 
 def _bases(before: TraceAnalysis, after: TraceAnalysis) -> list[str]:
-    """Describe how the figures were obtained, where that is not obvious."""
+    """Describe how the figures were obtained, if that is not obvious."""
     notes = []
     counts = [len(_breakdowns(side)) for side in (before, after)]
     if max(counts) > 1:

@@ -1,4 +1,4 @@
-"""Time of a CPU in exclusive segments: the innermost operator on the thread that runs the steps.
+"""Time of a CPU in exclusive segments, by the innermost operator on the thread that runs the steps.
 
 Time in which that thread runs no operator, but another one carries a collective, is communication.
 """
@@ -64,7 +64,8 @@ def stepping_rows(capture: Capture) -> Ints:
 
 
 def _categories(trace: Trace, rows: Ints, forest: Nest, updating: npt.NDArray[np.bool_]) -> Ints:
-    """Return the category of each operator; one that cannot be classified by name gets that of the operator around it.
+    """Return the category of each operator; an operator that cannot be classified by name gets the category of the
+    operator around it.
 
     Args:
         updating: True for operators that run in a step of the optimizer, outside its closure.

@@ -11,9 +11,9 @@ from steptune.tuner.profiling.trace import TraceError
 
 MOST_TEXT_BYTES = 4 << 30
 SMALL_BYTES = 64 << 20
-"""Maximum length of a text, in bytes, that is decoded without an estimate: no decoder turns it into more than 2 GB."""
+"""Maximum length, in bytes, of a text that is decoded without an estimate: decoding it never takes more than 2 GB."""
 COSTS = {b"{": 150, b"[": 80, b",": 64}
-"""Approximate bytes of an object, a list and an element as decoded by msgspec, by the character that begins it."""
+"""Approximate bytes of an object, a list and an element as decoded by msgspec, by a character that begins each."""
 
 
 def joined(parts: Iterable[bytes]) -> bytes:

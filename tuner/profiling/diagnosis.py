@@ -34,6 +34,7 @@ from steptune.tuner.profiling.rank_findings import SKEW_THRESHOLDS
 from steptune.tuner.profiling.replay.answers import (
     ALLOCATIONS,
     DISPATCH,
+    EXTRA,
     LATE_RANKS,
     LAUNCHES,
     LOADER,
@@ -56,9 +57,13 @@ BAD_CAPTURE = "bad_capture"
 FASTEST_PRODUCTS = 8
 """Maximum speed of tensor cores, as a multiple of FP32 units; the minimum is 2."""
 FUSED_OPTIMIZER = 0.8
-"""Maximum share of the optimizer's time that fusing saves: a fused optimizer still reads and writes every parameter."""
+"""Maximum share of the optimizer's time that a fused optimizer saves: a fused optimizer still reads and writes every
+parameter.
+"""
 NOTABLE = 0.01
-"""Minimum share of the step by which a gain beside other causes has to exceed that without them to be reported."""
+"""Minimum share of the step by which a gain with other causes present must exceed the gain without them, to be
+reported.
+"""
 HIDDEN = 0.2
 """Minimum hidden share of communication for which it counts as overlapping with compute already."""
 EXTRA_ADVICE = (
@@ -89,7 +94,7 @@ class Remedy:
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """Cause of a rule's condition that needs different advice."""
+    """Cause that calls for other advice than the rule's own."""
 
     name: str
     message: str
@@ -139,7 +144,7 @@ class Rule:
 
     @property
     def strategies(self) -> tuple[str, ...]:
-        """Return the strategies that any remedy of the rule or of its causes names."""
+        """Return the strategies named in any remedy of the rule or of its causes."""
         return strategies_for(*(cure for remedy in self.remedies for cure in remedy.cures), *self.of_causes)
 
 
@@ -237,20 +242,20 @@ def _far_from_roofline(evidence: Evidence) -> bool:
 
 
 def _converting(evidence: Evidence) -> float | None:
-    """Return the share of the step that converts layouts; the kernels that do are element-wise ones."""
+    """Return the share of the step spent converting layouts, in element-wise kernels."""
     share = evidence.facts.layout_ns / max(1.0, sum(evidence.breakdown.per_step_ns.values()))
     return min(share, evidence.share(Category.ELEMENTWISE))
 
 
 def _step_variation(evidence: Evidence) -> float | None:
-    """Return the variation of step times; None for Steptune's own captures, because windows judge trials."""
+    """Return the variation of step times; None for Steptune's own captures, because windows serve to judge trials."""
     if evidence.facts.own_capture or evidence.analysis is None:
         return None
     return evidence.analysis.step_time_cv
 
 
 def _extra_share(evidence: Evidence) -> float | None:
-    """Return the share of the step that is compute which only some of the steps have."""
+    """Return the share of the step that is compute done in only some of the steps."""
     extra = evidence.analysis.extra_work if evidence.analysis is not None else None
     if extra is None:
         return None
@@ -258,7 +263,7 @@ def _extra_share(evidence: Evidence) -> float | None:
 
 
 def _extra_cause(evidence: Evidence) -> Cause | None:
-    """Return the steps that have extra work, and its kind as far as it is recorded, as a cause."""
+    """Return the cause that names the steps with extra work, and the kind of work if recorded."""
     extra = evidence.analysis.extra_work if evidence.analysis is not None else None
     if extra is None:
         return None
@@ -279,7 +284,7 @@ def _memory_filled(evidence: Evidence) -> float | None:
 
 
 def _copy_cause(evidence: Evidence) -> Cause | None:
-    """Return the cause for copies that come from pinned memory already; None otherwise."""
+    """Return the cause for copies that already come from pinned memory; None for all others."""
     if evidence.facts.pinned_memory is not True:
         return None
     return Cause(
@@ -395,7 +400,7 @@ def _usable_kernels(evidence: Evidence) -> list[str]:
 
 
 def _fusable_cause(evidence: Evidence) -> Cause | None:
-    """Return the cause for parts of the model that a fused kernel could compute and does not yet."""
+    """Return the cause for parts of the model that a fused kernel could compute, but does not yet."""
     return _kernels_cause(_usable_kernels(evidence), "can compute a part of this work", COMPILE)
 
 
@@ -614,6 +619,8 @@ RULES: tuple[Rule, ...] = (
         remedies=(Remedy(advice=EXTRA_ADVICE),),
         measure=_extra_share,
         cause=_extra_cause,
+        replayed=EXTRA,
+        replayed_message="without work that only some of the steps have, steps would be {share} shorter",
     ),
     Rule(
         name="unsteady_steps",
@@ -733,7 +740,7 @@ def _most(rule: Rule, evidence: Evidence, gain: Gain | None, share: float) -> fl
 
 
 def _beside(gain: Gain | None) -> float:
-    """Return the bound of a simulated gain beside other causes; 0 if it was not simulated."""
+    """Return the bound of a gain simulated with other causes present; 0 if it was not simulated."""
     return gain.bound if gain is not None and gain.expected is not None else 0.0
 
 

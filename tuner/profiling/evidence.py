@@ -17,10 +17,10 @@ SEVERITIES = ("note", "warning", "high")
 PLACES = 3
 """Maximum number of kernels or gaps that a finding names."""
 RECURRING = 0.6
-"""Minimum share of steps with stalls for which they count as part of every step; below it, the steps are named."""
+"""Minimum share of steps with stalls for stalls to count as part of every step; below it, the steps are named."""
 UNPACED = 0.3
-"""Minimum share of stalls and batches in the device's waits for the host for which they, not dispatch, set the pace: in
-launch-bound steps the longest 1 % of the gaps are 8 to 12 % of the waits; for a rank that sleeps, 52 and 58 %.
+"""Minimum share of stalls and batches in the device's waits for the host at which they, rather than dispatch, set the
+pace: in launch-bound steps the longest 1 % of the gaps are 8 to 12 % of the waits; for a rank that sleeps, 52 and 58 %.
 """
 
 
@@ -70,7 +70,7 @@ class Evidence:
         return sum(self.own_part(category) * self.breakdown.share(category) for category in categories)
 
     def removable_share(self, *categories: Category) -> float:
-        """Return the share of the step that would be saved without these categories, counted as in `share`."""
+        """Return the share of the step saved if these categories vanished, with the same exclusions as `share`."""
         return sum(self.own_part(category) * self.breakdown.removable_share(category) for category in categories)
 
     @property
@@ -89,7 +89,7 @@ class Evidence:
         return 1.0 - self.breakdown.stalled_share if category is Category.HOST else 1.0
 
     def gain(self, cause: str, share: float) -> Gain | None:
-        """Return the gain of removing a cause: replayed, or a range up to a share of the step."""
+        """Return the gain of removing a cause: from the replay, or else a range from zero to a share of the step."""
         return gain_of(self._replay(cause), cause, share, self.idle_share)
 
     def saved(self, cause: str) -> float | None:

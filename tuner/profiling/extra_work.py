@@ -7,23 +7,30 @@ the number of operations reveals it, and its time is the compute of those steps 
 from __future__ import annotations
 
 import numpy as np
+from msgspec import structs
 
 from steptune.tuner.costs.categories import COMPUTE
 from steptune.tuner.profiling.capture import Capture
 from steptune.tuner.profiling.intervals import Ints
+from steptune.tuner.profiling.replay.answers import EXTRA, as_replayed
+from steptune.tuner.profiling.replay.graph import Graph
+from steptune.tuner.profiling.replay.scenarios import without_steps
+from steptune.tuner.profiling.replay.simulate import step_time_ns
 from steptune.tuner.profiling.trace import Kind
-from steptune.tuner.records import Breakdown
+from steptune.tuner.records import Breakdown, Replay
 from steptune.tuner.trace_records import ExtraWork
 
 LEAST_STEPS = 4
 MORE = 1.2
 """Minimum number of operations, as a multiple of the median step's, for which a step counts as doing extra work."""
 USUAL = r"^ProfilerStep#|^Optimizer\.|^autograd::|^PyTorch Profiler|^torch/|^<|^nn\.Module: "
-"""Annotations of PyTorch and its profiler, and functions outside the user's code: they do not name extra work."""
+"""Pattern for names that do not identify extra work: annotations of PyTorch and its profiler, and functions outside the
+user's code.
+"""
 
 
 def extra_work(capture: Capture, breakdown: Breakdown, device: int | None) -> ExtraWork | None:
-    """Find work that only some steps do; None if all do the same, or most do it.
+    """Find work that only a few steps do; None if all steps do the same, or if most do the extra work.
 
     Args:
         breakdown: Breakdown of the device.
@@ -45,8 +52,27 @@ def extra_work(capture: Capture, breakdown: Breakdown, device: int | None) -> Ex
     )
 
 
+def with_extra_work(
+    replay: Replay, graph: Graph, extra: ExtraWork | None, num_steps: int, unprofiled_ns: float | None
+) -> Replay:
+    """Return the replay with the share saved where no step does extra work: the steps without it are simulated alone.
+
+    Args:
+        graph: Graph of the window's first steps.
+        num_steps: Number of all steps: those of the graph stand for them.
+    """
+    simulated = [step - 1 for step in extra.steps if step <= graph.num_steps] if extra is not None else []
+    if replay.refusal or extra is None or not simulated or graph.num_steps - len(simulated) < LEAST_STEPS:
+        return replay
+    graph = as_replayed(graph, replay, unprofiled_ns)
+    usual = step_time_ns(without_steps(graph, simulated))
+    more = max(0.0, step_time_ns(graph) - usual) * graph.num_steps / len(simulated)
+    more *= len(extra.steps) / num_steps
+    return structs.replace(replay, saved={**replay.saved, EXTRA: more / (usual + more)})
+
+
 def _operations(capture: Capture, device: int | None) -> Ints:
-    """Return when the host launched each operation in the steps; on a CPU, when each operator began."""
+    """Return the launch time of each operation in the steps; on a CPU, the start of each operator."""
     trace, launches = capture.trace, capture.launches
     if device is None:
         host = trace.host

@@ -47,7 +47,7 @@ OPTIMIZER_MARK = re.compile(r"^Optimizer\.step#(?P<name>\w+)\.step$")
 
 MATMULS = r"^aten::(mm|addmm|bmm|baddbmm|_scaled_mm|_scaled_dot_product\w+|cudnn_convolution|miopen_convolution|mkldnn_"
 MATMULS += r"(convolution|linear)|convolution_backward|_convolution|mkldnn_linear_pointwise|_addmm_activation)$"
-"""Operators that compute matmuls themselves, whose argument dtypes are therefore those of the matmul."""
+"""Operators that compute matmuls themselves, so the dtypes of their arguments are those of the matmul."""
 RECORDED_TYPES = (
     ("float8", re.compile(rb"float8_e", re.IGNORECASE)),
     ("bfloat16", re.compile(rb"bfloat16", re.IGNORECASE)),
@@ -80,8 +80,8 @@ KERNEL_DTYPES = (
 )
 """Dtypes by a substring of a kernel's name; the first match counts. A name without a match has an unknown dtype."""
 MOST = 0.5
-"""Minimum share of the known matmul time that one dtype needs to count, and of all matmul time whose dtype must be
-known.
+"""Minimum share of the known matmul time that one dtype needs to count, and minimum share of all matmul time with a
+dtype that must be known.
 """
 CONVERSIONS = r"nchwToNhwc|nhwcToNchw"
 CHANNELS_LAST = r"nhwc"
@@ -120,7 +120,9 @@ def facts_of_trace(capture: Capture, device: int | None) -> StepFacts:
 
 
 def joined_facts(seen: StepFacts, chosen: StepFacts) -> StepFacts:
-    """Return the facts known from either of two sources; if they differ, the observed one counts."""
+    """Return the facts known from the trace (`seen`) or the choices (`chosen`); if both are known and differ, the trace
+    counts.
+    """
     unknown = StepFacts()
     values = {name: getattr(seen, name) for name in StepFacts.__struct_fields__}
     silent = [name for name, value in values.items() if value == getattr(unknown, name)]

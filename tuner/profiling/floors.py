@@ -1,4 +1,5 @@
-"""Least time of each call: the longer of its FLOP at the device's peak and its compulsory bytes at the bandwidth.
+"""Least time of each call: that of its FLOP at the device's peak or of its compulsory bytes at the bandwidth, whichever
+is longer.
 
 It is a lower bound (Williams et al., "Roofline", CACM 2009): a kernel may be unable to reach it, and data that stays in
 a cache needs no memory access. A call without a work model has no floor; none is guessed.
@@ -24,7 +25,7 @@ from steptune.tuner.profiling.work import Work
 Floats = npt.NDArray[np.float64]
 ARITHMETIC = {"half": FLOAT16, "bfloat16": BFLOAT16}
 FEWER = re.compile(r"winograd|fft", re.IGNORECASE)
-"""Kernels that need fewer multiplications than the FLOP count of a convolution."""
+"""Pattern for convolution kernels that need fewer multiplications than the convolution's FLOP count."""
 COPIES = (PRIORITY[Category.COPY_H2D], PRIORITY[Category.COPY_D2H])
 
 

@@ -16,26 +16,28 @@ from steptune.tuner.profiling.replay.answers import not_replayed, saved_range
 from steptune.tuner.records import Finding, Replay
 
 REPLAY_MARGIN = 0.02
-"""Largest share of the step by which the true gain may exceed the replayed one: nine in ten replays of simulated pairs
-err by less (benchmarks/replay.py).
+"""Largest amount, as a share of the step, by which the true gain may exceed the replayed one: nine in ten replays of
+simulated pairs err by less (benchmarks/replay.py).
 """
 AS_LARGE = 1.05
-"""Minimum ratio of the gain of launches to that of a cause at one place for launches to come first, because they cost
+"""Minimum ratio of launches' gain to the gain of a cause at one place for launches to come first, because launches cost
 time throughout the step.
 """
 SPREAD_OUT = ("launch_bound",)
 LATE_RULE = "rank_skew"
 ASIDE = "aside"
-"""Evidence key of a finding whose cause is addressed after another one's, whatever their gains."""
+"""Evidence key of a finding with a cause that is addressed after another finding's, whatever their gains."""
 REMOVED_FIRST = ("host_stall", "input_bound")
 """Rules whose causes are removed before the cost of launches is addressed."""
 BESIDE = "beside_others"
-"""Evidence key of a finding whose advice could save more while other causes remain; its value is that share."""
+"""Evidence key for the share of the step that a finding's advice could save while other causes remain, if that exceeds
+its gain alone.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """Share of the step saved without a cause.
+    """Gain of removing a cause, as a share of the step.
 
     Attributes:
         low, high: Range of the share; equal if it was replayed.
@@ -52,12 +54,12 @@ class Gain:
 
     @property
     def bound(self) -> float:
-        """Return the most that removing the cause could save."""
+        """Return the maximum share of the step that removing the cause could save."""
         return min(1.0, self.high + REPLAY_MARGIN + self.uncertain) if self.high > 0 else 0.0
 
     @property
     def share(self) -> str:
-        """Return the saved share, or its range, as text."""
+        """Return the saved share of the step, or its range, as text."""
         return f"{self.low:.0%}" if self.low == self.high else f"{self.low:.0%} to {self.high:.0%}"
 
     @property

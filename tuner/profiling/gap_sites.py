@@ -11,7 +11,7 @@ from steptune.tuner.records import GapSite
 
 
 def gap_sites(trace: Trace, gaps: Gaps, top: int | None = None) -> tuple[GapSite, ...]:
-    """Return all sites, or those with the most time. The times of all sites sum to that of the gaps."""
+    """Return all sites, or those with the most time. The times of all sites sum to the time of the gaps."""
     next_row = gaps.next_row[gaps.piece_gap]
     names = np.where(next_row >= 0, trace.work.name[next_row].astype(np.int64), len(trace.names))
     keys, site, count = np.unique(

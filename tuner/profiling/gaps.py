@@ -1,4 +1,4 @@
-"""Causes of a device's idle time: its gaps, cut at the launch call and blamed on what the launching thread did.
+"""Causes of a device's idle time: gaps, cut at the launch call and blamed on the launching thread's activity.
 
 A gap of a device ends with an operation. Before the call that launched it, the host was late, and that
 part is blamed on what the launching thread was doing: waiting for data, synchronising, allocating,
@@ -24,7 +24,8 @@ USUAL_LATENCY_NS = 10_000
 """Default latency of a launch into an empty queue, for traces that show none."""
 LATENCY_RANGE_NS = (2_000, 50_000)
 LATENCY_QUANTILE = 0.9
-"""Quantile of the delays of launches into an empty queue that counts as latency: nothing can block these launches."""
+"""Quantile of the delays of launches into an empty queue, where nothing can block a launch, that counts as the latency.
+"""
 
 NO_ROW = -1
 NOTHING_RECORDED = -1

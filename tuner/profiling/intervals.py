@@ -47,7 +47,7 @@ def contains(intervals: Intervals, points: Ints) -> npt.NDArray[np.bool_]:
 
 
 def pieces(start: Ints, end: Ints, cuts: Intervals) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return the parts of intervals that lie in sorted, not overlapping `cuts` (which may touch).
+    """Return the parts of intervals inside `cuts`, which are sorted and do not overlap, but may touch.
 
     Returns:
         Starts, ends, the number of the interval and the number of the cut that each part comes from;

@@ -90,7 +90,7 @@ def kernel_times(capture: Capture, device: int | None = None) -> tuple[tuple[str
 
 
 def _kernels(capture: Capture) -> tuple[Ints, Ints]:
-    """Return rows of the kernels that touch the steps, and their time inside."""
+    """Return rows of the kernels that overlap the steps, and the time of each inside the steps."""
     work, (low, high) = capture.trace.work, capture.steps.span
     rows = np.flatnonzero((work.kind == Kind.KERNEL) & (work.end > low) & (work.start < high))
     return rows, np.minimum(work.end[rows], high) - np.maximum(work.start[rows], low)

@@ -76,8 +76,8 @@ def lanes_of(capture: Capture, segments: Mapping[str, Segments], max_cells: int 
 
 
 def merged(spans: Spans, max_cells: int) -> Spans:
-    """Merge neighbours shorter than the smallest width that leaves at most `max_cells` cells. If the categories alone
-    take more cells, everything is merged at the largest width.
+    """Merge neighbouring cells shorter than a width, the smallest with which at most `max_cells` cells are left. If the
+    categories alone take more cells, everything is merged at the largest width.
     """
     if len(spans) <= max_cells:
         return spans
@@ -100,7 +100,7 @@ def merged_below(spans: Spans, width_ns: int) -> Spans:
 
 
 def _runs(spans: Spans, width: int) -> Ints:
-    """Return the number of the run of each cell: a long cell, or short neighbours in one stretch of this width."""
+    """Return the run number of each cell; a run is one long cell, or short neighbours in one stretch of this width."""
     short = (spans.end - spans.start) < width
     bucket = (spans.start - spans.start[0]) // width  # from the first one: no width joins what lies around zero
     together = (spans.start[1:] == spans.start[:-1]) & (spans.end[1:] == spans.end[:-1])
@@ -176,7 +176,7 @@ def _streams(capture: Capture, device: str) -> Iterator[tuple[int, Spans]]:
 
 
 def _in_order(capture: Capture, rows: Ints, low: int, high: int) -> Spans:
-    """Return the operations of one stream; if clocks make two overlap, the later one is cut."""
+    """Return the operations of one stream; if two overlap because of inexact clocks, the later one is cut."""
     work = capture.trace.work
     end = np.clip(work.end[rows], low, high)
     reach = np.concatenate([[low], np.maximum.accumulate(end)[:-1]])

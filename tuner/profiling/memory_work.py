@@ -44,7 +44,7 @@ UPDATES = {
     "_fused_adagrad_": ((0, 2), (1,)),
 }
 LOOKUPS = re.compile(r"embedding|index|gather|scatter|slice|select|roll|sort|cat")
-"""Operators in the name of a fusion that may read or write only a part of a tensor."""
+"""Pattern for operators, named in a fusion, that may read or write only a part of a tensor."""
 FUSION = re.compile(r"^triton_(poi|red|per|for)_")
 
 
@@ -110,8 +110,8 @@ def _known(tensors: Sequence[Tensor]) -> bool:
 
 
 def _looked_up(base: str, arguments: Arguments) -> int | None:
-    """Return the bytes of a lookup: indices and written rows. The gradient of a table also reads the gradient of its
-    output.
+    """Return the compulsory bytes of a lookup: indices and written rows. The gradient of a table also reads the
+    gradient of its output.
     """
     first = arguments.shape(0)
     size = item_bytes_of(arguments.tensors)

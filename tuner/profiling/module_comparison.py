@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from steptune.tuner.trace_records import ModuleDifference, ModuleStats, TraceAnalysis
 
 MORE = 1.05
-"""Minimum ratio of two counts, or of bytes, at which a change counts."""
+"""Minimum ratio of two counts, or of two numbers of bytes, for a change to be reported."""
 NUM_NAMED = 2
 """Maximum number of kernels that a cause names for each side."""
 LONGEST_NAME = 60
@@ -52,7 +52,7 @@ def _cause(name: str, first: dict[str, ModuleStats], second: dict[str, ModuleSta
 
 
 def _changes(one: ModuleStats, other: ModuleStats, steps: tuple[int, int]) -> Iterator[str]:
-    """Yield the changes of a module, the most telling first."""
+    """Yield the changes of a module, the most informative first."""
     if one.dtypes and other.dtypes and one.dtypes != other.dtypes:
         yield f"computes matmuls in {' and '.join(other.dtypes)} instead of {' and '.join(one.dtypes)}"
     gone = [name for name in one.kernels if name not in other.kernels]

@@ -110,8 +110,8 @@ def find_modules(trace: Trace, calls: OperatorCalls) -> Modules:
 
 
 def _forward_operators(trace: Trace) -> Ints:
-    """Return the last forward operator with the same sequence number, by row of a backward operator that has one; else
-    -1.
+    """Return, for each backward operator (by row), the last forward operator with the same sequence number; if there is
+    none, -1.
     """
     host = trace.host
     numbered = (host.kind == Kind.OPERATOR) & (host.sequence >= 0)
@@ -128,7 +128,7 @@ def _forward_operators(trace: Trace) -> Ints:
 
 
 def _nearest(is_meant: npt.NDArray[np.bool_], parent: Ints, operators: Ints) -> Ints:
-    """Return the nearest marked operator, the operator itself or one around it, by row of an operator; else -1."""
+    """Return, for each operator (by row), the nearest marked one: itself or one around it; -1 if there is none."""
     found = np.full(len(parent), NO_ROW, dtype=np.int64)
     searching, around = operators, operators
     while len(searching):

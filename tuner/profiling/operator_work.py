@@ -79,8 +79,8 @@ def _base(name: str) -> str:
 
 
 def _num_parameters(gradients: Mapping[Arguments, int]) -> int:
-    """Return the number of elements of all parameters, or a lower bound: the elements of their gradients, for the
-    largest number of backward passes that agrees with all call counts.
+    """Return the number of elements of all parameters, or a lower bound: that of the gradients, assuming the most
+    backward passes that agree with all call counts.
     """
     passes = reduce(math.gcd, gradients.values(), 0)
     sizes = {arguments: sum(tensor.size for tensor in arguments.tensors if tensor) for arguments in gradients}
@@ -119,7 +119,7 @@ def _grouped(arguments: Arguments) -> Work:
 
 
 def _template(arguments: Arguments) -> Work:
-    """Return the work of a TorchInductor matmul: two factors, and their product in the last argument."""
+    """Return the work of a TorchInductor matmul, with two factors as arguments and their product as the last one."""
     shapes = [tensor.shape for tensor in arguments.tensors if tensor]
     if len(shapes) < 3:
         return Work()

@@ -1,4 +1,4 @@
-"""Peak figures of devices by name, as their makers state them: dense (without sparsity), at boost clocks.
+"""Peak figures of devices by name, as their manufacturers state them: dense (without sparsity), at boost clocks.
 
 A device that is not in the table has no peak, nor has a part of a device (MIG): nothing is guessed.
 

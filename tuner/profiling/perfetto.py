@@ -39,7 +39,7 @@ traces.
 """
 SORT_FIRST = -(1 << 20)
 CATEGORY = "steptune"
-"""Category of Steptune's events, which readers of traces leave out."""
+"""Category of Steptune's events; Steptune's reader of traces leaves them out."""
 BLOCK_BYTES = 8 << 20
 MAX_HEAD_BYTES = 64 << 20
 _BARE_LIST = re.compile(rb"\A\s*\[")
@@ -107,7 +107,7 @@ def _write_alone(file: IO[bytes], lines: Iterator[str], base_time_ns: int) -> No
 
 
 def _merge(source: Path, target: IO[bytes], lines: Iterator[str]) -> None:
-    """Copy the trace and insert Steptune's events before its first one; a valid trace has at least one."""
+    """Copy a trace, and insert Steptune's events before its first event; a valid trace has at least one."""
     with _opened(source, "rb") as file:
         start = b""
         while (head := HEAD.search(start) or _BARE_LIST.match(start)) is None:
@@ -170,7 +170,7 @@ class _Tracks:
 
 
 def _microseconds(time_ns: int) -> str:
-    """Format microseconds as exact text, which a float could not hold."""
+    """Format a time as exact microseconds in text, because a float could not hold them."""
     sign, time_ns = ("-", -time_ns) if time_ns < 0 else ("", time_ns)
     return f"{sign}{time_ns // 1000}.{time_ns % 1000:03d}"
 

@@ -7,13 +7,15 @@ the hosts of all ranks; otherwise hosts are unknown.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from steptune.tuner.profiling.trace import Trace
 from steptune.tuner.trace_records import ProcessGroup
 
 LEAST_DEVICES = 2
-"""Minimum number of visible devices: a process that sees only one may have been assigned one of several."""
+"""Minimum number of visible devices from which ranks per host are inferred: a process that sees only one may have been
+assigned one of several.
+"""
 
 
 def process_groups(trace: Trace, device_numbers: Sequence[int]) -> tuple[ProcessGroup, ...]:
@@ -49,6 +51,21 @@ def _ranks_per_host(trace: Trace, device_numbers: Sequence[int]) -> int | None:
 def hosts_of(groups: Sequence[ProcessGroup], name: str) -> int | None:
     """Return the largest number of hosts that a group of this name spans; None if unknown."""
     return max((group.num_hosts for group in groups if group.name == name and group.num_hosts), default=None)
+
+
+def whole_groups(groups: Iterable[ProcessGroup], ranks: Collection[int], known: Collection[int]) -> list[ProcessGroup]:
+    """Return groups that contain exactly these ranks, each once, the largest first; none if no groups do.
+
+    Args:
+        known: Ranks that have a trace: others of a group are not looked at.
+    """
+    left, found = set(ranks), []
+    for group in sorted(groups, key=lambda group: (-len(group.ranks), group.name)):
+        members = set(group.ranks) & set(known)
+        if len(members) > 1 and members <= left:
+            left -= members
+            found.append(group)
+    return found if not left else []
 
 
 def reach(num_hosts: int | None) -> str:

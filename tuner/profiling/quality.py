@@ -22,7 +22,7 @@ from steptune.tuner.wording import counted
 
 MAX_UNLINKED = 0.05
 MAX_UNKNOWN = 0.05
-"""Maximum share of the step whose cause may be unknown because launches were not recorded."""
+"""Maximum share of the step that may have an unknown cause because launches were not recorded."""
 MAX_MISSING = 0.01
 MAX_EMPTY = 0.1
 """Maximum share of the steps without any device work, if other steps have some."""
@@ -87,7 +87,7 @@ class Seen:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Problem of a capture because of which no verdict can rest on it.
+    """Problem of a capture that rules out any verdict from it.
 
     Attributes:
         when: Condition as text shown to users.
@@ -252,8 +252,8 @@ def _seen(capture: Capture, device: str, totals: dict[str, int], unprofiled_step
 
 
 def _missing(capture: Capture) -> tuple[float, int, int]:
-    """Return the share of operations launched inside the steps that the trace lacks, the number of graph replays that
-    lost operations, and the number of all replays.
+    """Return the share of the operations launched inside the steps that are missing in the trace, the number of graph
+    replays that lost operations, and the number of all replays.
     """
     trace, (low, high) = capture.trace, capture.steps.span
     calls = trace.host_rows(LAUNCH_CALLS, Kind.RUNTIME)

@@ -46,7 +46,7 @@ class RankComparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Matched:
-    """Calls of one group's collectives, matched across those of its ranks that have a trace.
+    """Calls of one group's collectives, matched across the group's ranks with a trace.
 
     Attributes:
         numbers: int64 of shape (calls, ranks): number of each call among the rank's own.
@@ -137,7 +137,7 @@ def _same_moment(group: Matched, notes: list[str]) -> Matched:
 
 
 def _keys(calls: CollectiveCalls) -> dict[_Key, int]:
-    """Return the number of each call by a key that is the same on all ranks.
+    """Return the number of each call, by a key that is the same for a collective on all of its ranks.
 
     Keys are (process group, sequence number, -1, count of earlier ones) or (process group, -1, step, count of earlier
     ones).
@@ -181,8 +181,8 @@ def _match(calls: Mapping[int, CollectiveCalls], keyed: Mapping[int, dict[_Key, 
 
 
 def _offsets(groups: Sequence[Matched], ranks: tuple[int, ...]) -> dict[int, int]:
-    """Return the clock offset of each rank: the median, over collectives, of how much earlier they end on its clock
-    than on the first rank's.
+    """Return the clock offset of each rank: the median, over collectives, of how much earlier the collectives end on
+    its clock than on the first rank's.
     """
     offsets = dict.fromkeys(ranks[:1], 0)
     by_size = sorted((group for group in groups if group.waiting.any()), key=lambda group: -int(group.waiting.sum()))
@@ -231,7 +231,7 @@ def _waits(calls: Mapping[int, CollectiveCalls], groups: Sequence[Matched]) -> t
 
 
 def _exposed(calls: CollectiveCalls, waiting: Sequence[Intervals]) -> int:
-    """Return the part of a rank's waiting that no compute hides. Simultaneous stretches count once."""
+    """Return the part of a rank's waiting that compute does not hide. Simultaneous stretches count once."""
     start, end = (np.concatenate(side) for side in zip(*waiting, strict=True))
     low, high, *_ = pieces(*union(start, end), (calls.exposed_start, calls.exposed_end))
     return int((high - low).sum())

@@ -6,15 +6,19 @@ from collections.abc import Mapping, Sequence
 
 from steptune.tuner.profiling.evidence import SEVERITIES, Evidence
 from steptune.tuner.profiling.gains import LATE_RULE, bound_of, gain_of
+from steptune.tuner.profiling.process_groups import reach, whole_groups
 from steptune.tuner.profiling.replay.answers import LATE_RANKS
 from steptune.tuner.profiling.stalls import listed
 from steptune.tuner.records import CollectiveStats, Finding, Replay
 from steptune.tuner.trace_records import RankWait
 
 SKEW_THRESHOLDS = (0.02, 0.05, 0.15)
-"""Minimum shares of the step for the severities of the longest wait for a late rank (chosen by us)."""
+"""Minimum shares of the step, by severity, for the longest wait for a late rank (chosen by us)."""
+MOST_NAMED = 3
+"""Maximum number of process groups whose names are listed."""
 ON_TIME = 0.75
-"""Maximum wait, as a share of the median rank's, for a rank to count as late beside the one that waits least."""
+"""Maximum wait, as a share of the median rank's, for a rank to count as late, in addition to the rank that waits least.
+"""
 
 
 def diagnose_ranks(
@@ -24,7 +28,7 @@ def diagnose_ranks(
     straggler: int | None,
     replay: Replay | None = None,
 ) -> list[Finding]:
-    """Return the findings that only several ranks show: they wait for one of them.
+    """Return the findings that only the traces of several ranks show: ranks wait for a late one.
 
     Buckets and bandwidth do not cause such waits: see TraceLens' separation of skew and latency. Waits found
     here are no part of `exposed_communication`, so that no wait counts twice.
@@ -51,7 +55,8 @@ def diagnose_ranks(
     latency_ns = sum((c.latency_ns or 0) * c.count for c in known)
     level = sum(share >= threshold for threshold in SKEW_THRESHOLDS) - 1
     group = _late_group(waits)
-    beside = f" ({listed(group)} are late)" if len(group) > 1 else ""
+    whole = _named(evidence, group)
+    beside = f" ({listed(group)} are late{f': {whole}' if whole else ''})" if len(group) > 1 else ""
     if gain is None or gain.expected is None:
         message = (
             f"for {share:.0%} of the step rank {waiting} waits for rank {late.rank}, which arrives last in "
@@ -80,9 +85,27 @@ def diagnose_ranks(
                 "latency_ms": round(latency_ns / 1e6, 4),
                 "rank": late.rank,
                 **({"late_ranks": listed(group)} if len(group) > 1 else {}),
+                **({"late_groups": whole} if whole else {}),
             },
         )
     ]
+
+
+def _named(evidence: Mapping[int, Evidence], late: Sequence[int]) -> str:
+    """Describe the process groups that are late as a whole, with the hosts that they span; empty if none are."""
+    described = {
+        (group.name, group.ranks): group
+        for one in evidence.values()
+        if one.analysis is not None
+        for group in one.analysis.groups
+    }
+    whole = whole_groups(described.values(), late, evidence)
+    if len(whole) > MOST_NAMED:
+        return f"all of {len(whole)} process groups"
+    return " and ".join(
+        f"all of process group {group.name}" + (f" {where}" if (where := reach(group.num_hosts)) else "")
+        for group in whole
+    )
 
 
 def _late_group(waits: Sequence[RankWait]) -> tuple[int, ...]:

@@ -31,7 +31,8 @@ from steptune.tuner.profiling.times import InexactTimesError
 from steptune.tuner.profiling.trace import Trace, TraceError
 from steptune.tuner.wording import counted
 
-BLOCK_BYTES = 8 << 20
+BLOCK_BYTES = 1 << 19
+"""Text decoded at once, in bytes. Of larger blocks the events take memory, and time: no cache holds them."""
 SEPARATOR = b"\n  },"
 EVENT_END = SEPARATOR[:-1]
 HEAD = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -41,7 +42,7 @@ MOST_DECODED_BYTES = 8 << 30
 as text.
 """
 MARGIN = 64
-"""Number of bytes searched beyond what `KINETO_HEAD` matches."""
+"""Number of bytes to search after the match of `KINETO_HEAD`."""
 END = re.compile(rb"\n {0,2}\]")
 _EVENTS = msgspec.json.Decoder(list[Event])
 _EXACT_EVENTS = msgspec.json.Decoder(list[ExactEvent])
@@ -135,9 +136,11 @@ def _ahead(blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _start(blocks: Iterator[bytes]) -> tuple[bytes, int]:
-    """Return the file up to its first events, and the offset at which those begin in Kineto's layout, or 0."""
+    """Return the beginning of a file, up to its first events, and the offset of those events in Kineto's layout; 0 in
+    any other.
+    """
     start, position = b"", 0
-    for block in blocks:
+    while block := _following(blocks, len(start)):
         start = joined([start, block])
         head = HEAD.search(start, position)
         if start.startswith(b"[") or (head is not None and len(start) >= head.end() + MARGIN):
@@ -145,6 +148,20 @@ def _start(blocks: Iterator[bytes]) -> tuple[bytes, int]:
         position = max(0, len(start) - 2 * MARGIN)
     events = KINETO_HEAD.search(start, position)
     return start, events.end() if events is not None else 0
+
+
+def _following(blocks: Iterator[bytes], least: int) -> bytes:
+    """Return the next block, or several that have at least so many bytes together; empty at the end.
+
+    Text without the end of an event is read on in steps as long as itself: each byte is copied a few times at most.
+    """
+    parts, length = [], 0
+    for block in blocks:
+        parts.append(block)
+        length += len(block)
+        if length >= least:
+            break
+    return joined(parts) if len(parts) > 1 else b"".join(parts)
 
 
 class _Reader:
@@ -192,16 +209,18 @@ class _Reader:
                 rest = block[end + 1 :]
             else:
                 rest = joined(chain([piece[1:-1], block[end:]], blocks))
-            block = next(blocks, b"")
+            block = _following(blocks, len(rest))
         return self._read_end(head, rest)
 
     def _read_end(self, head: bytes, rest: bytes) -> Header:
-        """Read the last event and the text after the events; return the header fields there."""
+        """Read the last event and the text after the events; return the header fields in that text."""
         end = self._read_object(b'{"traceEvents":[' + rest)
         return _merged(self._read_head(head), end) if end is not None else self._recover(head, rest)
 
     def _take_piece(self, text: bytes) -> bool:
-        """Add a chunk of the list of events, repaired if necessary; False if it reaches beyond the list's end."""
+        """Add a chunk of the list of events, repaired if necessary; return False if the chunk reaches beyond the list's
+        end.
+        """
         if self._take(text):
             return True
         if END.search(text):
@@ -214,7 +233,7 @@ class _Reader:
         return True
 
     def _take(self, text: bytes) -> bool:
-        """Add a list of events, decoded as strictly as possible; False if it is not JSON."""
+        """Add a list of events, decoded as strictly as possible; return False if it is not JSON."""
         try:
             self._take_typed(text, _EVENTS, _EXACT_EVENTS)
         except msgspec.ValidationError:

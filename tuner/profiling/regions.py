@@ -20,7 +20,7 @@ OPTIMIZER = r"^Optimizer\.(step|zero_grad)#|^optimizer\.|^steptune\.optimizer$"
 RESTART = r"^steptune\.epoch_restart$"
 BACKWARD = r"^autograd::engine::evaluate_function|Backward\d*$|AccumulateGrad$"
 SYNC_CALLS = r"(Device|Stream|Event)Synchronize|^(cuda|hip)Memcpy$"
-"""Calls in which the host waits for the device. cudaStreamWaitEvent is none: only the stream waits."""
+"""Pattern for calls in which the host waits for the device. cudaStreamWaitEvent is not one: only the stream waits."""
 ALLOCATION_CALLS = r"^(cuda|hip)(Malloc|Free|HostAlloc|HostRegister|MallocAsync|MemCreate|MemMap)"
 BLOCKING_OPERATORS = r"^aten::(item|_local_scalar_dense|nonzero|is_nonzero)$"
 HOST = (Kind.ANNOTATION, Kind.OPERATOR)
@@ -85,7 +85,7 @@ class Regions:
         self.recompute = Region(trace, self._recomputed(trace))
 
     def _after_closures(self, trace: Trace, updates: Ints) -> Ints:
-        """Return the ends of the backward pass inside each step of an optimizer, on whatever thread it ran."""
+        """Return the end of the backward pass inside each optimizer step, on whatever thread that pass ran."""
         host, backward = trace.host, self.backward.rows
         order = np.argsort(host.end[backward], kind="stable")
         began, ended = host.start[backward][order], host.end[backward][order]

@@ -29,13 +29,13 @@ LIBRARIES = (sys.stdlib_module_names - {"cmd", "code", "profile", "trace"}) | {
     *("accelerate", "deepspeed", "lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning", "ray"),
     *("datasets", "diffusers", "peft", "timm", "tqdm", "transformers", "trl", "webdataset"),
 }
-"""Modules that are not the user's. Excluded standard modules are not used in training, and their names are common for
-scripts.
+"""Names of modules that are not the user's. The list omits standard modules that training does not use and that have
+names common for scripts.
 """
 
 
 class SourceLines:
-    """Lookup of source lines. Without call stacks in the trace every answer is empty.
+    """Lookup of source lines; without call stacks in the trace, every answer is empty.
 
     Args:
         modules: Of the same operators; by default those that the trace has.

@@ -11,7 +11,7 @@ from steptune.tuner.wording import milliseconds
 
 STALL_RULE = "host_stall"
 STALL_THRESHOLDS = (0.02, 0.05, 0.15)
-"""Minimum shares of the step for the severities of host time in stalls (chosen by us)."""
+"""Minimum shares of the step, by severity, for host time in stalls (chosen by us)."""
 
 
 def diagnose_stalls(evidence: Evidence) -> Finding | None:
@@ -62,7 +62,7 @@ STALL_ADVICE = {
     "lock or sleep": "find the holder of the lock, or remove the sleep",
     "logging": "log less often, or from another thread",
 }
-"""Advice by the kind of a stall, which its name determines."""
+"""Advice by the kind of a stall; the stall's name determines the kind."""
 
 
 def _stall_advice(longest: Stall, facts: StepFacts) -> str:

@@ -20,12 +20,13 @@ from steptune.tuner.profiling.capture import Capture
 from steptune.tuner.profiling.intervals import Intervals, Ints, cover, distinct, pieces, union
 from steptune.tuner.profiling.regions import joined
 from steptune.tuner.profiling.segments import Segments
+from steptune.tuner.profiling.threads import threads_beside
 from steptune.tuner.profiling.trace import Kind
 from steptune.tuner.records import Stall, Stalls
 
 LEAST_NS, MOST_NS = 1_000_000, 10_000_000
-"""Limits of a stall, in nanoseconds: shorter silences are none, because healthy steps have them around an optimizer or
-a compiled region; longer ones always are, because dispatching one operator takes no such time on any host.
+"""Limits for stalls, in nanoseconds: shorter silences are no stalls, because healthy steps have them around an
+optimizer or a compiled region; longer ones always are, because dispatching one operator takes no such time on any host.
 """
 PACES = 25
 """Minimum duration of a stall, as a multiple of the usual time between two launches. In nine captures of healthy steps
@@ -40,8 +41,8 @@ KEPT = 10
 
 _FRAME = re.compile(r"(?P<file>.*\.pyx?)\(\d+\): (?P<function>.*)")
 _NO_CAUSE = re.compile(r"^nn\.Module: |(^|/)torch/utils/checkpoint\.py\(")
-"""Events that do not tell the cause of a stall, although their names may match: modules have any name, and activation
-checkpointing writes nothing.
+"""Pattern for events that do not show the cause of a stall, although the patterns below may match their names: modules
+have any name, and activation checkpointing writes nothing.
 """
 
 
@@ -65,8 +66,8 @@ FUNCTIONS = _patterns(
     ("lock or sleep", r": (sleep|acquire|wait)$"),
     ("logging", r"(^|/)logging/__init__\.py: |: (print|log|log_metrics|add_scalars?)$"),
 )
-"""Kind of a stall by the Python function that names it, as "file: function"; the first match counts, and folders are
-ignored.
+"""Kind of a stall by the pattern of the Python function that causes it, as "file: function"; the first match counts,
+and folders are ignored.
 """
 EVENTS = _patterns(
     ("profiler", r"^(Buffer Flush|Activity Buffer Request|Instrumentation|Resource)$"),
@@ -81,7 +82,8 @@ EVENTS = _patterns(
     ("lock or sleep", r"\b(sleep|acquire|wait)\b"),
     ("logging", r"\b(print|logging|log_metrics|add_scalar|wandb|tensorboard|tqdm)\b"),
 )
-"""Kind of a stall by another event that names it: of the profiler, an operator, an annotation, a built-in function."""
+"""Kind of a stall by the name of any other event: of the profiler, an operator, an annotation or a built-in function.
+"""
 
 
 def cause_of(name: str) -> str:
@@ -133,9 +135,10 @@ def find_stalls(capture: Capture, segments: Segments, device: int | None) -> Sta
 
 
 def _silences(capture: Capture, device: int) -> Intervals:
-    """Return the stretches of the steps between two launches, without time that has a separate category."""
+    """Return the stretches between two launches in the steps, without the time that has a category of its own."""
     host, launches, regions = capture.trace.host, capture.launches, capture.regions
     calls = distinct(launches.row[launches.row >= 0])
+    calls = calls[~np.isin(host.thread[calls], threads_beside(capture))]
     own = (regions.restart, regions.loader, regions.synchronisation, regions.allocation, regions.optimizer)
     threads = _threads(capture, device)
     others = [joined(own, thread) for thread in threads]
@@ -145,12 +148,12 @@ def _silences(capture: Capture, device: int) -> Intervals:
 
 
 def _threads(capture: Capture, device: int | None) -> list[int]:
-    """Return the thread that runs the steps, and those that launch the device's work."""
+    """Return the thread that runs the steps, and those that launch the device's work in turns with it."""
     found = {capture.steps.thread}
     if device is not None:
         launched = (capture.launches.row >= 0) & (capture.trace.work.device == device)
         found |= set(np.unique(capture.launches.thread[launched]).tolist())
-    return sorted(found)
+    return sorted(found - set(threads_beside(capture)))
 
 
 def _name(capture: Capture, device: int | None, start: int, end: int) -> str:

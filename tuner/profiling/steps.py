@@ -1,4 +1,4 @@
-"""Windows of the steps on the device: each ends with its own device work, where the next one begins."""
+"""Windows of the steps on the device: each ends when its own device work ends, where the next one begins."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from steptune.tuner.profiling.trace import Kind, Trace
 
 UPDATES = r"^Optimizer\.step#"
 LEAST_UPDATES = 3
-"""Minimum number of parameter updates that show two steps."""
+"""Minimum number of parameter updates from which two steps can be recognised."""
 ALIKE = 0.9
 """Minimum share of host events in common for two stretches of a loop to count as the same part."""
 COMPLETE = 0.8
@@ -139,8 +139,8 @@ def _between_updates(trace: Trace) -> _HostSteps | None:
 
 
 def _period(starts: Ints, ends: Ints) -> int:
-    """Return the number of updates per step: optimizers of one class, such as a generator's and its critic's, share a
-    range name.
+    """Return the number of updates per step, which can be several: optimizers of one class, such as a generator's and
+    its critic's, share a range name.
     """
     counts = np.diff(np.searchsorted(np.sort(starts), ends))
     for period in range(1, len(ends) // LEAST_UPDATES + 1):
@@ -150,8 +150,8 @@ def _period(starts: Ints, ends: Ints) -> int:
 
 
 def _real_marks(trace: Trace, launches: Launches, marks: Ints) -> Ints:
-    """Return the marks of the thread whose marks launch the most device work (ties: most marks, then longest), without
-    those that are empty or contain others.
+    """Return the step marks of one thread, the one with the most device work launched inside its marks (ties: most
+    marks, then longest), without those that are empty or contain others.
     """
     host = trace.host
 

@@ -102,8 +102,8 @@ def _of(blocks: Sequence[Block], device: str) -> dict[int, Block]:
 
 
 def _backward_passes(trace: Trace) -> Ints:
-    """Return starts and ends of backward passes, int64 of shape (passes, 2): no other operator runs between their
-    parts.
+    """Return the starts and ends of backward passes, int64 of shape (passes, 2); no other operator runs between the
+    parts of a pass.
     """
     host, names = trace.host, np.array([name.startswith(BACKWARD) for name in trace.names], dtype=bool)
     operators = host.kind == Kind.OPERATOR
@@ -133,7 +133,9 @@ class _Life:
 def _lives(
     points: Sequence[MemoryPoint], before: Mapping[int, Block], after: Mapping[int, Block], backward: Ints
 ) -> list[_Life]:
-    """Return every block that is known, or that the window allocated or freed, with its beginning and end."""
+    """Return every known block, and every block that the window allocated or freed, with the beginning and end of its
+    life.
+    """
     given: dict[int, tuple[int, int]] = {}
     lives = []
 

@@ -18,15 +18,15 @@ from steptune.tuner.profiling.rank_comparison import main_rank
 from steptune.tuner.trace_records import Lane, LaneTile, RankAnalysis, SpanPlace, TraceAnalysis
 
 WIDTHS = 1024
-"""Number of minimum cell widths in a tile."""
+"""Length of a tile, as a multiple of the minimum cell width."""
 FEW = 2048
 """Maximum number of cells of a lane that is sent unmerged."""
 MAX_LEVEL = 30
 
 
 def shown_lanes(analysis: TraceAnalysis) -> tuple[tuple[Lane, ...], int]:
-    """Return all lanes of the rank that is shown and the device lanes of the other ranks, labelled and on its clock, up
-    to `MAX_LANES`; and the number of lanes left out.
+    """Return up to `MAX_LANES` lanes (all of the rank shown, and the other ranks' device lanes, labelled and on that
+    rank's clock), and the number left out.
     """
     main = main_rank(analysis)
     others = [rank for rank in analysis.ranks if rank is not main]
@@ -116,7 +116,7 @@ class LaneTables:
         self.num_cells = sum(len(table.reach) for table in known)
 
     def tile(self, level: int, number: int) -> LaneTile:
-        """Return the contents of one of 2^level equal parts of the time."""
+        """Return the tile of one of 2^level equal parts of the time."""
         extent = self.high_ns - self.low_ns
         low, high = (self.low_ns + (extent * place >> level) for place in (number, number + 1))
         width = max(1, (high - low) // WIDTHS)
@@ -144,7 +144,7 @@ class LaneTables:
         )
 
     def places(self, name: str, top: int) -> tuple[SpanPlace, ...]:
-        """Return the longest events of a name, the longest first."""
+        """Return the longest events with a name, the longest first."""
         found = []
         for table in self._tables:
             if name in table.lane.names:

@@ -50,7 +50,7 @@ def thinned(
 
 
 def _edges(segments: Segments, low: int, high: int, max_buckets: int) -> Ints:
-    """Return the edges of the segments if they are few enough, else of equal buckets; buckets of the same category are
+    """Return the edges of the segments, or, if there are too many, of equal buckets; buckets of the same category are
     joined.
     """
     category = segments.category

@@ -15,10 +15,12 @@ from steptune.tuner.errors import SteptuneError
 from steptune.tuner.profiling.trace import Ints
 
 FLOAT_HAS_NANOSECONDS_US = 2**43
-"""Microseconds above which adjacent floats differ by more than two nanoseconds."""
+"""Time in microseconds above which adjacent floats differ by more than two nanoseconds."""
 NO_TIME = np.iinfo(np.int64).min
 FEW = 1000
-"""Minimum number of times that shows whether decimals were recorded: in fewer, all may have been rounded away."""
+"""Minimum number of times from which it is clear whether decimals were recorded: in fewer, every decimal may have been
+rounded away.
+"""
 LARGEST_US = 2**62 / 1000
 """Maximum start or duration (146 years) in microseconds: the sum of two fits into an int64 of nanoseconds."""
 

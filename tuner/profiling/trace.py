@@ -190,12 +190,12 @@ class Trace:
         return len(self.host) + len(self.work)
 
     def names_matching(self, pattern: str) -> npt.NDArray[np.bool_]:
-        """Return a mask over `names` of those that match a pattern."""
+        """Return a mask of the entries of `names` that match a pattern."""
         search = re.compile(pattern).search
         return np.fromiter((search(name) is not None for name in self.names), dtype=bool, count=len(self.names))
 
     def host_rows(self, pattern: str, *kinds: Kind) -> Ints:
-        """Return rows of host events of these kinds whose name matches."""
+        """Return rows of host events that have one of these kinds and a matching name."""
         wanted = self.names_matching(pattern)[self.host.name] & np.isin(self.host.kind, kinds)
         return np.flatnonzero(wanted)
 

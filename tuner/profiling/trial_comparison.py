@@ -78,7 +78,7 @@ def different_hardware(before: Environment | None, after: Environment | None) ->
 
 
 def _step_times(trial: TrialResult) -> list[float]:
-    """Return one value per window, whose mean is the total time over all steps, and whose scatter is that of the ratio
+    """Return one value per window; their mean is the total time over all steps, and their scatter is that of this ratio
     (Cochran, "Sampling Techniques", chapter 6): a window of few steps weighs less. For equal windows these are their
     step times. Epoch restarts are included, as everywhere.
     """
@@ -113,7 +113,7 @@ def _per_step(trial: TrialResult, rows: Iterable[tuple[tuple[str, str], int, int
 
 
 def _comparable(before: _Rows, after: _Rows) -> tuple[_Rows, _Rows]:
-    """Drop rows that the other side may also have, below the end of its list."""
+    """Drop rows that the other side may have too, beyond the end of its shortened list."""
     return _known(before, after), _known(after, before)
 
 

@@ -49,14 +49,16 @@ class Scenario:
 
 
 def _hidden_communication(breakdown: Breakdown) -> float:
-    """Return the communication that delayed compute and could be hidden: at most the compute that hides nothing yet."""
+    """Return the communication that delayed compute and could be hidden: at most as much as the compute that hides none
+    yet.
+    """
     exposed = breakdown.removable_ns(Category.COMMUNICATION)
     hidden = breakdown.overlapped.get(Category.COMMUNICATION.value, 0) / breakdown.num_steps
     return min(exposed, max(0.0, breakdown.removable_ns(*COMPUTE, Category.RECOMPUTE) - hidden))
 
 
 def _without_stalls(breakdown: Breakdown, *categories: str) -> float:
-    """Return the time saved without these categories, except stalls, which are no launches and remain."""
+    """Return the time saved without these categories; stalls, which are not launches, remain."""
     stalled = breakdown.stalled_share * breakdown.removable_ns(Category.HOST) if Category.HOST in categories else 0.0
     return breakdown.removable_ns(*categories) - stalled
 

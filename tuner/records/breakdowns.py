@@ -148,15 +148,16 @@ class Breakdown(Record):
     categories: dict[str, int]
     quality: CaptureQuality
     unprofiled_step_time_ns: int | None = None
-    """Mean step time of the measured windows, to which the shares are rescaled."""
+    """Mean step time in the measured windows, without the profiler; the shares are rescaled to it."""
     rescaled: dict[str, int] = field(default_factory=dict)
     """Nanoseconds per step by category, with the host categories shrunk to make the sum the unprofiled step; empty if
     unknown."""
     overlapped: dict[str, int] = field(default_factory=dict)
     """Communication and copies hidden behind compute; not part of the sum."""
     blocking: dict[str, int] = field(default_factory=dict)
-    """Exposed communication that delayed compute which was already launched; without it, the device would have waited
-    for the host. Empty where that is not known (on a CPU)."""
+    """Exposed communication that delayed compute already launched; during the rest, the device would have waited for
+    the host anyway. Empty where that is not known (on a CPU).
+    """
     steps: tuple[dict[str, int], ...] = ()
     """Nonzero categories of each step; summed over the steps, they equal `categories`."""
     phases: dict[str, int] = field(default_factory=dict)
@@ -202,8 +203,8 @@ class Breakdown(Record):
         return min(1.0, stalled_ns / host_ns)
 
     def removable_ns(self, *categories: str) -> float:
-        """Return the nanoseconds per step that would be saved if these categories vanished; of communication, only the
-        part that delayed compute.
+        """Return the nanoseconds per step saved if these categories vanished; of communication, only the part that
+        delayed compute counts.
         """
         times = self.per_step_ns
         held = {name: ns / self.categories[name] for name, ns in self.blocking.items() if self.categories.get(name)}
@@ -235,9 +236,10 @@ class Finding(Record):
     advice: str
     strategies: tuple[str, ...]
     bound: float
-    """Upper limit on the saving from fixing it, as a share of the step."""
+    """Upper limit on the saving from fixing the finding's cause, as a share of the step."""
     evidence: dict[str, float | str] = field(default_factory=dict)
     claim: float | None = None
-    """Share of the step that fixing this finding saves in addition to the findings before it; an upper limit where that
-    was not replayed. Claims do not overlap, so they add up. None where it saves nothing by itself, and in older
-    records."""
+    """Share of the step that fixing the finding's cause saves in addition to the findings before it; an upper limit if
+    this was not replayed. Claims do not overlap, so they add up. None where it saves nothing by itself, and in older
+    records.
+    """

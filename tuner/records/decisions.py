@@ -20,7 +20,7 @@ class Suggestion(Record):
     replicate: int = 0
     """Number of the start of this candidate for this purpose, from 0."""
     companion: Candidate | None = None
-    """Candidate that it is compared with; the two take turns where both fit into memory."""
+    """Candidate with which the suggested one is compared; the two take turns if both fit into memory."""
 
 
 class Decision(Record):
@@ -48,5 +48,5 @@ class Decision(Record):
     trial_ids: tuple[str, ...] = ()
     predicted_bound: float | None = None
     measured_gain: float | None = None
-    """Rate over that of the incumbent at the time, minus one."""
+    """Ratio of the rate to that of the incumbent at the time, minus one."""
     measured_se: float | None = None

@@ -45,7 +45,7 @@ class GuardVerdict(Record):
     losses: tuple[float, ...] = ()
     reference_losses: tuple[float, ...] = ()
     skipped_steps: int = 0
-    """Steps that a loss scaler skipped. They were repeated to keep the curves aligned."""
+    """Number of steps that a loss scaler skipped; they were repeated to keep the curves aligned."""
 
     compared: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

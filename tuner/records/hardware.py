@@ -55,7 +55,7 @@ class HardwareProfile(Record):
     @property
     def label(self) -> str:
         if self.device_kind == "cpu":
-            return f"{self.cpu_name}, {self.num_cores} cores"
+            return f"{self.cpu_name}, {self.num_cores} core{'s' * (self.num_cores != 1)}"
         return f"{len(self.devices)} x {self.devices[0].name}"
 
 

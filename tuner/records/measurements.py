@@ -23,14 +23,16 @@ class MeasureSettings(Record):
     cap_s: float = 10.0
     """Seconds after which no further round is started."""
     foreign_cpu_share: float = 0.10
-    """Maximum share of the cores that processes outside the group may use during a window of a quiet machine."""
+    """Maximum share of the cores that processes outside the group may use during a window for it to count as quiet."""
     quiet_machine: bool = False
-    """True if only windows of a quiet machine count. Otherwise, where there are too few such windows, all count and are
-    marked."""
+    """True if only windows of a quiet machine count. If False and such windows are too few, all windows count, and are
+    marked.
+    """
 
 
 class InputActivity(Record):
-    """Activity during a window of the processes that make batches: loader workers, or the main process without them.
+    """Activity, during a window, of the processes that make batches: the loader workers, or the main process if there
+    are none.
 
     Attributes:
         num_workers: Worker processes; 0 where the main thread makes batches.

@@ -44,7 +44,7 @@ class Link(Record):
     """One-way bandwidth: of one rank inside a host; of all ranks of a host together between hosts."""
     call_ns: float = 0.0
     num_sharing: int = 1
-    """Number of groups that used the link at the same time when it was measured: one for each rank of a host."""
+    """Number of groups that used the link at the same time during its measurement: one for each rank of a host."""
     fit_residual: float = 0.0
     """Root mean square of the relative errors of the fit."""
     timings: tuple[CollectiveTiming, ...] = ()

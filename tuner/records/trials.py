@@ -38,10 +38,9 @@ class Purpose(StrEnum):
     AUDIT = "audit"
     CONFIRM = "confirm"
     CONTRIBUTION = "contribution"
-    """Trial of the recommended candidate, complete or without one of its parts, which measures a part's contribution.
-    """
+    """Trial of the recommended candidate, complete or without one of its parts, to measure a part's contribution."""
     MOVED = "moved"
-    """Trial of the reference or the incumbent, repeated because the place of the trials has changed."""
+    """Trial of the reference or the incumbent, repeated because trials now run in another place."""
 
 
 class FailureKind(StrEnum):
@@ -82,7 +81,7 @@ class Deadlines(Record):
 
 
 class TrialSpec(Record):
-    """All that the trial server and its ranks need to run one process start of one candidate."""
+    """Specification of one process start of one candidate: all that the trial server and its ranks need."""
 
     trial_id: str
     workload: str
@@ -146,7 +145,7 @@ class Failure(Record):
 
 
 class Attempt(Record):
-    """Earlier run of a trial that was repeated because its failure says nothing about the candidate.
+    """Earlier run of a repeated trial: its failure says nothing about the candidate.
 
     Attributes:
         failure: Failure that ended it: of its own ranks, or of another trial of its group.
@@ -160,7 +159,7 @@ class Attempt(Record):
 
 
 class TrialResult(Record, dict=True):
-    """Result of one process start of one candidate; after a crash, what is known of it."""
+    """Result of one process start of one candidate; after a crash, the part of it that is known."""
 
     trial_id: str
     candidate: Candidate
@@ -198,6 +197,11 @@ class TrialResult(Record, dict=True):
     def ok(self) -> bool:
         """True if the trial was measured and is still the same training."""
         return self.failure is None and bool(self.clean_windows) and (self.guard is None or self.guard.passed)
+
+    @property
+    def is_rejected(self) -> bool:
+        """True if the guard found another training, which it finds on a busy machine, too."""
+        return self.guard is not None and not self.guard.passed
 
     @functools.cached_property
     def clean_windows(self) -> tuple[Window, ...]:

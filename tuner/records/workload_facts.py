@@ -42,7 +42,7 @@ class DatasetFacts(Record):
     seedable: bool = True
     """True if `dataset[i]` is reproducible when torch's, NumPy's and Python's generators are seeded."""
     padding_share: float | None = None
-    """Share of the batches that is padding, each padded to its longest sample; None where lengths are unknown."""
+    """Share of the batches that is padding if each is padded to its longest sample; None where lengths are unknown."""
 
 
 class UnitFacts(Record):
@@ -83,8 +83,9 @@ class ModelFacts(Record):
     """True if `scaled_dot_product_attention` was called in one step."""
     has_batch_statistics: bool = False
     block_state: str = ""
-    """Name of a buffer that the repeated blocks change in their forward pass, except running statistics of torch's
-    norms."""
+    """Name of a buffer, other than running statistics of torch's norms, that the repeated blocks change in their
+    forward pass.
+    """
     num_frozen: int = 0
     """Number of elements in parameters that are not trained."""
     num_unused_parameters: int = 0
@@ -115,7 +116,7 @@ class ModelFacts(Record):
     kernel_refusals: dict[str, str] = field(default_factory=dict)
     """Reason why a fused kernel cannot compute part of the model, by the kernel's name; empty where it can."""
     has_class_token: bool = False
-    """True if it is a vision transformer whose class token can be left out."""
+    """True if the model is a vision transformer whose class token can be left out."""
     shard_units: dict[str, UnitFacts] = field(default_factory=dict)
     """Units that `sharding` gathers, by its setting: "root", "block", "size 1000000", …"""
 

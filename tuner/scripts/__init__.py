@@ -1,4 +1,4 @@
-"""Support for unmodified training scripts: they run as they are, observed by hooks that an environment variable arms.
+"""Support for unmodified training scripts: hooks, which an environment variable arms, observe their runs.
 
 launch.py       starts the command, in a copy-on-write view of its folder (view.py, supervisor.py)
 armed/          the folder that PYTHONPATH names: every Python process of the command loads it

@@ -36,7 +36,7 @@ USED_TO_COMPILE = ("torch._inductor.compile_fx",)
 
 
 class CopyError(SteptuneError):
-    """Error for a frozen copy that cannot start a trial, with the reason. Trials then start the command anew."""
+    """Error for a frozen copy that cannot start a trial, with the reason. Trials then start the command instead."""
 
 
 def place_to_start_from(record: ScriptRecord) -> CopyPlace:

@@ -42,7 +42,7 @@ NEED_NOT_BE_SAID: dict[str, tuple[Scalar, ...]] = {
 }
 """Defaults of a DataLoader, which need no argument."""
 POSITIONAL = 6
-"""Minimum number of positional arguments of a DataLoader with which one of them may be the number of workers."""
+"""Minimum number of positional arguments of a DataLoader at which the number of workers may be one of them."""
 OPTIMIZER = {"fused": {"fused": True}, "foreach": {"foreach": True}, "for_loop": {"foreach": False}}
 
 

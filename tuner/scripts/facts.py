@@ -40,7 +40,7 @@ def _files(command: tuple[str, ...], folder: Path, places: Iterable[str]) -> dic
 
 
 def _lines(folder: Path, places: Mapping[str, str], files: Mapping[str, str]) -> dict[str, tuple[str, int]]:
-    """Return file and position of each place among the lines that count."""
+    """Return each place as a file and a position among the file's compared lines."""
     found = {}
     for name, place in places.items():
         path, _, rest = place.rpartition(":")

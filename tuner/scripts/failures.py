@@ -12,14 +12,18 @@ LOG_BYTES = 1 << 16
 
 
 def last_line_of(said: str) -> str:
-    """Return the last line of output, preferably the script's own: `steptune.enable` writes after its error."""
+    """Return the last line of output, preferably the script's own: `steptune.enable` may write after the script's
+    error.
+    """
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     own = [line for line in lines if not line.startswith("steptune: ")]
     return (own or lines or [""])[-1]
 
 
 def failure_of(ended: Ended, log: Path) -> Failure:
-    """Return the failure of a run of the command that gave no result, in the script's own words where it failed."""
+    """Return the failure of a run of the command that gave no result, in the script's own words if the script reported
+    an error.
+    """
     tail = _tail(log)
     last = last_line_of(tail)
     if ended.timed_out:

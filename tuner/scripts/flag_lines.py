@@ -1,4 +1,4 @@
-"""Lines that set torch's flags below the making of an optimizer, unless the script sets the same flags later."""
+"""Lines that set torch's flags, placed after an optimizer is made, unless the script sets the same flags later."""
 
 from __future__ import annotations
 

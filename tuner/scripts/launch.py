@@ -254,7 +254,7 @@ class _Run:
 def _status_of(
     process: subprocess.Popen[bytes], status: Path | None, longest_s: float | None, check: Callable[[], None] | None
 ) -> int:
-    """Return the exit status of a command, running a check at intervals meanwhile.
+    """Wait for a command while running a check at intervals, and return the command's exit status.
 
     Args:
         status: File for the exit status, if the process may continue afterwards.

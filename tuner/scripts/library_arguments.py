@@ -57,7 +57,7 @@ class Said:
 
 
 def library_arguments(changes: Mapping[str, Scalar], script: ScriptFacts, file: SourceFile) -> Said | None:
-    """Return the changes of a choice as arguments of the library; None where it takes none of them.
+    """Return the changes of a choice as arguments of the library; None if the library takes none of them.
 
     Args:
         file: The script that the command names.

@@ -19,8 +19,8 @@ from steptune.tuner.scripts.launch import Ended, details_of_traces, ran_script
 from steptune.tuner.scripts.record import ScriptRecord
 
 SAME_FOR_ALL = {"PYTHONHASHSEED": "0", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""Environment variables of all inspections and trials: sets of strings have one order in all, and asking for a GPU does
-not initialise CUDA, after which a process cannot leave copies."""
+"""Environment variables of all inspections and trials: they give sets of strings the same order everywhere, and keep a
+query for GPUs from initialising CUDA, after which a process cannot leave copies."""
 
 
 class Look:
@@ -85,7 +85,7 @@ def look_at(
     longest_s: float | None = None,
     check: Callable[[], None] | None = None,
 ) -> tuple[Look | None, Ended]:
-    """Run a command until its steps are recorded; return None in place of the inspection where they could not be.
+    """Run a command until its steps are recorded; return None instead of an inspection if they could not be recorded.
 
     Args:
         frozen_seed: Seed of the trials that are to start from a frozen copy of its process; `Look.close` ends the copy.

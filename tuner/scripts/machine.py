@@ -1,4 +1,4 @@
-"""Description of the machine, with peak rates that torch measures, in a process of its own."""
+"""Description of the machine, with peak rates that torch measures, in a separate process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from steptune.tuner.scripts.own_process import answer, in_own_process
 
 
 def described(kind: str, directory: Path, num_ranks: int) -> Environment:
-    """Describe the machine, from a process of its own.
+    """Describe the machine, in a separate process.
 
     Raises:
         RunnerError: The process failed.

@@ -12,7 +12,7 @@ from steptune.tuner.records.base import Record
 
 SETTINGS, COMPLETE, NO_VIEW, TEXTS, STATUS = "settings.json", "complete", "no-view", "texts.json", "status"
 """Names of files beside the records: the hooks' settings; the mark that every rank was recorded; the reason why there
-is no view; other texts of files in it; the exit status of a command whose frozen copies continue."""
+is no view; texts that replace those of files in it; the exit status of a command whose frozen copies continue."""
 
 
 class ScriptStep(Record):
@@ -212,7 +212,7 @@ class ScriptRecord(Record):
 
     @property
     def num_made(self) -> int:
-        """Number of steps that the script made, including those before their period was known."""
+        """Number of steps that the script made, including those before the period was known."""
         optimizers = self.step.optimizers
         return self.num_optimizer_steps // len(optimizers) if optimizers else self.num_backwards
 

@@ -57,9 +57,9 @@ from steptune.tuner.strategies.in_scripts import outside_of
 from steptune.tuner.trials.study_files import StudyFiles
 
 FORK_LOOKS, FORK_MORE_S = 2.0, 30.0
-"""Time limit of a trial from a frozen copy: in inspection times, and seconds in addition."""
+"""Time limit of a trial from a frozen copy: a multiple of the inspection's time, plus a number of seconds."""
 START_LOOKS = 4.0
-"""Minimum time limit of a run of the command, in inspection times."""
+"""Minimum time limit of a run of the command, as a multiple of the inspection's time."""
 FAULTS_OF_COPIES = (FailureKind.WORKLOAD_ERROR, FailureKind.TIMEOUT)
 """Failures of a trial from a copy after which the command is started instead: the script's files or threads may not
 work in a copy."""
@@ -71,7 +71,7 @@ NUM_LOSSES = 100
 """Number of first backward passes whose losses a verification compares."""
 ROOM, EAGER_PEAKS, CORES_OF_A_RUN = 0.9, 2.0, 2
 """Limits for running the reference several times at once: share of the device's memory, assumed memory of an eager run
-in peaks of today's trial, and cores for each run."""
+as a multiple of the peak in today's trial, and cores for each run."""
 MOST_REFERENCE_SHARE = 0.1
 """Share of the remaining time that reference runs may take; beyond it, each roundoff disturbs one run instead of two.
 """
@@ -127,7 +127,8 @@ class ScriptRunner:
         self._peak_bytes = 0
         """Largest peak memory of a successful trial of today's settings, in bytes."""
         self._fastest_ns: dict[bool, float] = {}
-        """Shortest mean step time of successful trials, by whether they started the command anew."""
+        """Shortest mean step time of successful trials, separately for those that started the command and those from a
+        copy."""
 
     # --- looking --------------------------------------------------------------------------------
 
@@ -190,7 +191,7 @@ class ScriptRunner:
         self, runs: Sequence[tuple[Path, float]], noises: Mapping[Path, int], longest_s: float | None
     ) -> None:
         """Run today's settings several times at once, untimed, as far as the device's memory permits. A run that fails
-        beside others is left to be repeated alone.
+        beside others is repeated alone later.
         """
         copy, at_once = self._look.copy, min(len(runs), self._num_together())
         if copy is None or at_once < 2 or not (self._runs.reference / SEEN).exists():
@@ -298,8 +299,8 @@ class ScriptRunner:
         guard = None
         if spec.guard and self._runs.is_made:
             guard = self._guard(str(self._runs.reference))
-        elif spec.candidate.is_baseline and not has_reference and not anew:
-            guard = self._guard(None)  # one fork less: candidates begin with the same steps
+        elif spec.candidate.is_baseline and not has_reference and (not anew or purpose is Purpose.BASELINE):
+            guard = self._guard(None)  # one run less: candidates begin with the same steps
         measure = _measure(spec, settings)
         if spec.candidate.is_baseline and not anew:
             measure["profile"] = False  # the look has recorded its steps
@@ -330,7 +331,7 @@ class ScriptRunner:
 
     def _starts_anew(self, spec: TrialSpec, purpose: Purpose, applied: Mapping[str, Outside]) -> bool:
         """Say whether a trial must start the command: its changes need another process, or its figures are compared
-        with those of such runs.
+        with figures of runs that started the command.
         """
         if self._look.copy is None or spec.environment_variables:
             return True
@@ -342,7 +343,7 @@ class ScriptRunner:
 
     @property
     def _confirms_anew(self) -> bool:
-        """True if confirmations start the command anew: on a CPU, forks share the host's memory layout, which differs
+        """True if confirmations start the command again: on a CPU, forks share the host's memory layout, which differs
         between starts. On a GPU, context, memory and kernels are made after the fork.
         """
         return self._look.record.device != "cuda"
@@ -354,7 +355,7 @@ class ScriptRunner:
 
     @property
     def why_no_copy(self) -> str:
-        """Reason why trials start the command anew; empty if they do not."""
+        """Reason why trials start the command instead of a copy; empty if they use a copy."""
         return self._look.why_no_copy
 
     def run_start(
@@ -370,8 +371,7 @@ class ScriptRunner:
         return self._timed(spec, Purpose.CONFIRM, settings, "", trial, way, {})
 
     def frozen(self, way: Start, log: Path) -> Look:
-        """Start the command another way up to its first steps, and return the inspection with a frozen copy of that
-        process.
+        """Start the command in another way, run it up to its first steps, and return the inspection with a frozen copy.
 
         Raises:
             CopyError: The run leaves no copy, or does not train.
@@ -634,7 +634,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _effects(applied: Mapping[str, Outside], seen: Mapping[str, str]) -> tuple[Effect, ...]:
-    """Return for each choice whether it took effect in the script; a change whose object never appeared did not."""
+    """Return for each choice whether it took effect in the script; a change did not if its object never appeared."""
     effects = []
     for name, outside in applied.items():
         missing = [change for change in outside.changes if change not in seen]

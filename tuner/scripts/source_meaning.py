@@ -81,7 +81,7 @@ def is_replaced(tree: ast.AST, line: int, name: str) -> bool:
 
 
 def _gives_back(value: ast.expr, name: str) -> bool:
-    """Say whether a value is a name's own object, moved or set to a mode."""
+    """Say whether a value is the object that a name refers to, perhaps moved to a device or set to a mode."""
     if isinstance(value, ast.Call) and last_name(value.func) in SAME:
         return last_name(value.func) == "prepare" or _gives_back(getattr(value.func, "value", value.func), name)
     return last_name(value) == name

@@ -155,7 +155,7 @@ def _call(name: str, *arguments: object) -> None:
 
 
 def _cuda_status() -> int:
-    """Return the status of `cuInit` in a process of its own; a missing driver counts as no device."""
+    """Return the status of `cuInit` in a separate process; a missing driver counts as no device."""
     child = os.fork()
     if child == 0:
         status = CUDA_NO_DEVICE

@@ -18,7 +18,9 @@ from scipy.special import log_ndtr, ndtr
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 PAIR, PAIR_WITH_TODAY = 0.2, 0.05
-"""Weights of a pair of choices, and of a choice paired with an untouched strategy, relative to a single choice."""
+"""Weights in the blame, relative to a single choice: of a pair of choices, and of a choice paired with an unchanged
+strategy.
+"""
 FAILED_BEFORE, RAN_BEFORE = 0.5, 12.0
 """Prior counts for the failure rate of a choice: failures, and tries in all."""
 
@@ -29,7 +31,7 @@ choice that saves memory, noise of a peak between starts, and headroom assumed a
 
 
 class Blame:
-    """Probability that configurations run, from the choices that failed starts are blamed on.
+    """Probability that configurations run, from the choices that are blamed for failed starts.
 
     Args:
         ran, failed: Levels of configurations, one a row; level 0 is the reference's.
@@ -122,7 +124,7 @@ class Room:
             self._exceeded(features)
 
     def _features(self, levels: Ints) -> Floats:
-        """Return the features of configurations: one for each choice that is not the reference's, and a constant (last
+        """Return the features of configurations: one for each choice other than the reference's, and a constant (last
         column).
         """
         found = np.zeros((len(levels), self._size + 1))

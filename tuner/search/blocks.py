@@ -59,13 +59,13 @@ class BlockRunner:
         return itertools.chain(stored, itertools.count(first))
 
     def num_stored(self, candidates: Sequence[Candidate]) -> int:
-        """Count the blocks of these candidates that were complete before a restart."""
+        """Return the number of blocks of these candidates that were complete before a restart."""
         stored = (self.is_stored(candidates, number) for number in self.numbers(candidates))
         return sum(1 for _ in itertools.takewhile(bool, stored))
 
     def num_begun(self, candidate: Candidate) -> int:
-        """Count the blocks since the last change of the budget for which a start of this candidate is stored, good or
-        not.
+        """Return the number of blocks since the last change of the budget with a stored start of this candidate, good
+        or not.
         """
         first = self._ledger.first_block(self._purpose)
         found = (self._ledger.find(candidate, self._purpose, number) for number in itertools.count(first))
@@ -78,7 +78,7 @@ class BlockRunner:
         return sum(result.duration_ns for result in found if result is not None) / 1e9
 
     def is_stored(self, candidates: Sequence[Candidate], number: int) -> bool:
-        """Return True where a block is complete."""
+        """Say whether a block is stored with all starts measured, in one place."""
         return _is_whole(self._ledger.find(c, self._purpose, number) for c in candidates)
 
     # --- what a block takes -------------------------------------------------------------------
@@ -92,14 +92,14 @@ class BlockRunner:
         return max(MIN_CAP_S, (block_s - self._starts_s(candidates)) / len(self._trials.together(candidates)))
 
     def _starts_s(self, candidates: Sequence[Candidate]) -> float:
-        """Return the seconds until the first windows of all; a candidate that was never started counts as the slowest
-        other one.
+        """Return the seconds until all have their first windows; a candidate that was never started counts as the
+        slowest other one.
         """
         known = [self._knowledge.start_s(candidate) for candidate in candidates]
         return sum(seconds or max(known) for seconds in known)
 
 
 def _is_whole(found: Iterable[TrialResult | None]) -> bool:
-    """Return True where all starts of a block were measured, in one place."""
+    """Say whether all starts of a block were measured, in one place."""
     places = {None if result is None else result.place for result in found}
     return len(places) == 1 and None not in places

@@ -1,4 +1,4 @@
-"""Sensitivity of a step to its host: a device that hardly ever waits repeats better than one waiting for launches."""
+"""Sensitivity of a step to its host: times are more repeatable if the device hardly ever waits for launches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Confirmation of the search's winner by new starts: is it really faster?
+"""Confirmation, by new starts, that the search's winner is faster.
 
 The search chose its winner because it measured well, so its own figures flatter it. The confirmation measures the
 finalists and the baseline again, in fresh processes, in blocks: every block has one start of each, taking turns where
@@ -54,20 +54,22 @@ LONGEST_OVERRUN = 0.15
 """Maximum overrun by the minimum number of blocks, as a share of the budget."""
 POWER = 0.8
 MORE, LESS = 0.05, 0.001
-"""Significance levels of the tests whether blocks scatter more, or less, than single starts. Less scatter narrows the
+"""Significance levels of the tests for blocks that scatter more, or less, than single starts. Less scatter narrows the
 interval, so it takes stronger evidence.
 """
 UNLIKE = 0.2
-"""Significance level of the test whether the two sides have different variances."""
+"""Significance level of the test for different variances of the two sides."""
 ALIKE = 0.5
-"""Share of each side in the variance of a difference when both sides have the same variance."""
+"""Share of each side in a difference's variance, if both sides have the same variance."""
 HOPELESS = 0.1
-"""Smallest probability of proving a gain for which the remaining blocks are run."""
+"""Minimum probability of proving a gain for the remaining blocks to be run."""
 HOPE = 0.67
-"""Standard errors added to the estimated gain for that probability: its upper quartile."""
+"""Number of standard errors added to the estimated gain, which gives its upper quartile, before the probability is
+computed.
+"""
 UNSHARED = 0.5
-"""Share of a change of the machine's speed that affects one configuration but not another: from none (the ratio never
-changes) to all of it. benchmarks/repeatability.py shows whether a half is enough.
+"""Share of a change in the machine's speed that affects only one of two configurations, from 0 (their ratio never
+changes) to 1. benchmarks/repeatability.py shows whether a half is enough.
 """
 
 
@@ -164,12 +166,14 @@ def judge(
 
 
 def has_wide_interval(judged: Sequence[Finalist]) -> bool:
-    """Return True where the best finalist's interval is too wide for a verdict."""
+    """Say whether the best finalist's interval is too wide for a verdict."""
     return bool(judged) and judged[0].gain is not None and is_wide(judged[0].gain.interval)
 
 
 def early_end(judged: Sequence[Finalist]) -> str:
-    """Return the reason why no further block is needed; empty while one is needed, as it is for a wide interval."""
+    """Return the reason why no further block is needed; empty while one is needed, for instance because an interval is
+    wide.
+    """
     if has_wide_interval(judged):
         return ""
     if judged and judged[0].is_proven:
@@ -230,7 +234,7 @@ def _chance(mean: float, spread: Spread, count: int, planned: int, alpha: float)
 
 
 def spread_of(log_ratios: Sequence[float], one: Sequence[TrialResult], other: Sequence[TrialResult]) -> Spread:
-    """Return the scatter of a block's log ratio, from all starts of both sides or from the blocks alone.
+    """Return the scatter of the log ratio of one block, from all starts of both sides or from the blocks alone.
 
     Args:
         log_ratios: Log ratios by block, at least two.
@@ -260,7 +264,7 @@ def _unselected(results: Sequence[TrialResult]) -> Sequence[TrialResult]:
 
 
 def _side(results: Sequence[TrialResult]) -> Spread:
-    """Return the spread of one side's log rates about the mean of their place."""
+    """Return the spread of one side's log rates about the mean of each place."""
     places = _by_place(results)
     degrees = sum(len(rates) - 1 for rates in places)
     squares = math.fsum(rate**2 for rates in places for rate in _centred(rates))

@@ -25,7 +25,7 @@ from steptune.tuner.search.specs import measure_settings
 from steptune.tuner.search.view import StudyView
 
 CONFIRM_CAPS = 1.5
-"""Maximum length of the confirmation's windows, as a multiple of the search's."""
+"""Maximum length of the confirmation's windows, as a multiple of the length in the search."""
 
 
 class ConfirmationRun:
@@ -51,13 +51,13 @@ class ConfirmationRun:
         self._view = view
         self._finalists: list[Candidate] = []
         self._short_of_time = False
-        """True where the time sufficed for fewer blocks than requested."""
+        """True if the time sufficed only for fewer blocks than requested."""
         self._planned = 0
-        """Maximum number of blocks, unless the interval is wide after them."""
+        """Maximum number of blocks, which is exceeded only if the interval is still wide."""
         self._longest_s = 0.0
         """Seconds of the longest block so far."""
         self._ended_early = ""
-        """Reason why no further block was needed."""
+        """Reason why no further block was needed; empty while blocks are."""
         self.blocks: list[dict[str, TrialResult]] = []
         """Good results of each block by candidate key, as the objective counts them."""
 
@@ -155,7 +155,7 @@ class ConfirmationRun:
             self._finalists.pop()
 
     def _num_wanted(self) -> int:
-        """Return the number of blocks that the gain estimated by the search needs at this noise."""
+        """Return the number of blocks needed to prove the gain estimated by the search at this noise."""
         knowledge, reference = self.designer.knowledge, self.designer.reference
         return num_blocks(
             at_least=self._settings.confirm_blocks,

@@ -1,4 +1,4 @@
-"""Contribution of each part of the answer, measured as the answer beside the answer without that part.
+"""Contribution of each part of the answer, measured by running the answer beside the answer without that part.
 
 It is measured as the confirmation measures gains: new starts of all, in turns, in blocks that follow one after another,
 with the same statistics. Only time that the confirmation did not need is spent on it. Where that is short, the parts
@@ -50,13 +50,13 @@ class ContributionRun:
         self._without: dict[str, Candidate] = {}
         """Answer without one part, by the strategy that is left out."""
         self._started: dict[str, Candidate] = {}
-        """Configurations whose starts have all succeeded so far."""
+        """Configurations of which every start has succeeded so far."""
         self._planned = 0
         self._blocks: list[dict[str, TrialResult]] = []
 
     def run(self, answer: Candidate) -> None:
-        """Run the blocks that there is time for; none where the answer has a single part, which then contributes the
-        whole gain.
+        """Run as many blocks as the time allows; none if the answer has a single part, which then contributes the whole
+        gain.
         """
         self._answer = answer
         if self._designer.reference.is_baseline and len(answer.choices) == 1:
@@ -105,16 +105,16 @@ class ContributionRun:
         }
 
     def _is_clear(self) -> bool:
-        """Return True where more blocks are unlikely to prove another contribution."""
+        """Say whether more blocks are unlikely to prove another contribution."""
         judged = self._judged()
         return all(judged[n].gain is not None and (judged[n].is_proven or judged[n].is_hopeless) for n in self._started)
 
     # --- how much -----------------------------------------------------------------------------
 
     def _choose(self) -> None:
-        """Leave parts out, those with the smallest estimated contribution first, until the minimum number of blocks
-        fits. A study resumed after its first block leaves out those without a stored start, since starts hours apart
-        make no block.
+        """Exclude parts from the measurement, the smallest estimated contribution first, until the minimum number of
+        blocks fits. A study resumed after its first block leaves out those without a stored start, since starts hours
+        apart make no block.
         """
         begun = {name: c for name, c in self._started.items() if self._runner.num_begun(c)}
         if max(self._runner.num_begun(candidate) for candidate in self._all()) > 1:

@@ -45,8 +45,8 @@ RESERVE_MARGIN = 1.1
 WINDOW_S = 1.2
 """Seconds of windows for each start of the confirmation."""
 CLEARLY, PERHAPS = 0.9, 0.15
-"""Probabilities of a worthwhile gain over the incumbent above which a candidate ranks before it, and becomes a
-finalist.
+"""Probabilities of a worthwhile gain over the incumbent: above the first, a candidate ranks before it; above the
+second, it becomes a finalist.
 """
 HARDLY = 0.1
 """Probability of being faster below which a configuration counts as having no gain."""
@@ -54,7 +54,7 @@ EVEN = 0.5
 NEEDED_CANDIDATES = 3
 """Minimum number of candidates that a search should have time to try."""
 BUDGET_SPENT, INTERRUPTED, NOTHING_LEFT = "budget spent", "interrupted", "no bound above noise"
-"""Reason why a search ended."""
+"""Reasons why a search ended."""
 
 Story = Generator[Suggestion, Outcome, None]
 
@@ -144,7 +144,7 @@ class Designer:
             self._conclude(why, ended)
 
     def learn(self, result: TrialResult) -> None:
-        """Take in a trial that was not suggested; the current suggestion stays open."""
+        """Take in a trial that the designer did not suggest; the current suggestion stays open."""
         self._hear([result])
         self.knowledge.take_in_beside(result)
 
@@ -199,8 +199,8 @@ class Designer:
 
     @property
     def has_searched(self) -> bool:
-        """True where a candidate was judged, or none promised a gain above the noise. A candidate that timed out in the
-        remaining time does not count.
+        """True if a candidate was judged, or if no candidate promised a gain above the noise. A candidate that timed
+        out in the remaining time does not count.
         """
         others = (r for results in self.knowledge.results.values() for r in results if r.candidate != self.reference)
         late = {FailureKind.TIMEOUT} if self.ended in (BUDGET_SPENT, INTERRUPTED) else set()
@@ -227,7 +227,7 @@ class Designer:
         return baseline_s + searching_s + RESERVE_MARGIN * self._confirm_blocks * self._block_s()
 
     def certificate(self) -> Certificate:
-        """Return the certificate of everything that was not tried."""
+        """Return the certificate about everything that was not tried."""
         return Certificate(
             remaining_bound=max((bound for _, bound in self.knowledge.untried(self.incumbent)), default=0.0),
             status="estimated",
@@ -287,7 +287,9 @@ class Designer:
             yield self._suggestion(chosen, "search")
 
     def _alike_winners(self) -> list[Candidate]:
-        """Return winners of earlier studies whose steps spent their time in the same categories as this one."""
+        """Return the winners of those earlier studies whose steps spent their time in the same categories as this
+        study's.
+        """
         situation = self.knowledge.own_situation(self.reference)
         now = situation.shares if situation is not None else {}
         winners = self._priors.past_winners
@@ -321,7 +323,7 @@ class Designer:
         return next((candidate for candidate in found if candidate not in (None, self.incumbent)), None)
 
     def _changes(self, candidate: Candidate) -> tuple[Move, ...]:
-        """Return the moves by which a candidate differs from the incumbent."""
+        """Return the moves in which a candidate differs from the incumbent."""
         ours, theirs = candidate.choices, self.incumbent.choices
         names = dict.fromkeys([*ours, *theirs])
         changed = [name for name in names if ours.get(name, {}) != theirs.get(name, {})]
@@ -342,8 +344,8 @@ class Designer:
         return self.budget_s - self.knowledge.spent_s - self._reserve_s()
 
     def _reserve_s(self) -> float:
-        """Return the seconds kept for confirming the best so far; 0 while it is hardly faster than the reference, or
-        where too little time is left for the minimum number of blocks.
+        """Return the seconds reserved for confirming the best candidate so far; 0 while that is hardly faster than the
+        reference, or where too little time is left for the minimum number of blocks.
         """
         if not self._confirm_blocks or not self._has_something_to_confirm():
             return 0.0
@@ -467,7 +469,7 @@ def why_not(result: TrialResult) -> str:
     """Return the reason why a result does not count."""
     if result.failure is not None:
         return f"{result.failure.kind.value} in {result.failure.phase.value}: {result.failure.message}"
-    if result.guard is not None and not result.guard.passed:
+    if result.guard is not None and result.is_rejected:
         return result.guard.reason
     reasons = [window.void for window in result.windows if window.void is not None]
     because = f" ({reasons[-1]}): {_remedy(reasons[-1])}" if reasons else ""
@@ -475,14 +477,14 @@ def why_not(result: TrialResult) -> str:
 
 
 def _remedy(void: str) -> str:
-    """Return advice for a machine whose windows are void, by the reason."""
+    """Return advice for a machine with void windows, by the reason why they are void."""
     if void.endswith("of the cores"):
         return "end them, or measure without --quiet-machine (in a service, without quiet_machine)"
     return "end them" if void.endswith("of the device") else "cool the device or lower its power limit, and resume"
 
 
 def _why_it_does_not_count(result: TrialResult) -> str:
-    if result.failure is None and result.contended:
+    if result.failure is None and result.contended and not result.is_rejected:
         return "contended"
     numerics = result.failure is None or result.failure.kind is FailureKind.NUMERICS
     return "guard_rejected" if numerics and result.guard is not None else "failed"

@@ -205,7 +205,7 @@ class StudyDriver:
         return recommendation
 
     def _log_rates(self, designer: Designer, candidate: Candidate, *, counted: bool) -> list[float]:
-        """Return a candidate's log rates: from the confirmation where it had the candidate, else from the search, never
+        """Return a candidate's log rates: from the confirmation if the candidate was in it, else from the search, never
         mixed.
 
         Args:

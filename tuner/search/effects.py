@@ -36,10 +36,12 @@ Floats = npt.NDArray[np.float64]
 
 NOISE_GRID = (0.003, 0.006, 0.012, 0.02, 0.03, 0.045, 0.07, 0.1)
 NOISE_PRIOR_SD = 0.03
-"""Prior standard deviation between process starts, with the weight of two replicates."""
+"""Prior standard deviation between process starts; the prior weighs as much as two replicates."""
 LEVEL_SD = 1.0
 CALM_SHARES = (1.0, 0.3, 0.1)
-"""Noise of trials whose device hardly waited for its host, relative to other trials: values that the fit compares."""
+"""Noise of trials in which the device hardly waited for its host, relative to other trials: values that the fit
+compares.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +58,9 @@ class Prior:
 
 
 SURPRISING = 1.5
-"""Prior standard deviations beyond which the effect of a choice is tested for a wider prior."""
+"""Size of a choice's effect, in prior standard deviations, above which a wider prior is tried for it."""
 WIDENING = 2.0
-"""Minimum gain in log-likelihood for which a choice gets a wider prior."""
+"""Minimum increase of the log-likelihood for a choice to get a wider prior."""
 MOST_WIDENED = 6
 """Maximum number of choices with a wider prior in one model."""
 PRIORS = (Prior(main_sd=0.2, own_sd=0.1), Prior(main_sd=0.6, own_sd=0.2), Prior(main_sd=2.0, own_sd=0.4))
@@ -103,20 +105,21 @@ class Observation:
     order: int
     reference: Candidate | None = None
     standard_error: float = 0.0
-    """Known part of the error: that of the windows within the process."""
+    """Known part of the standard error, from the windows within the process."""
     calm: bool = False
     """True where the device hardly ever waited for its host."""
     reference_calm: bool = False
     noisy: bool = True
-    """True where the noise of process starts is added; False for evidence from profiles."""
+    """True if the noise of process starts is to be added; False for evidence from profiles."""
     place: str = ""
     """Place where a rate was measured; both trials of a ratio are always in one place."""
     companion: bool = False
-    """True for the rate of a trial whose ratio to another is observed too."""
+    """True for the rate of a trial if the ratio of this trial to another one is observed too."""
 
 
 CONTRADICTS = 3.0
-"""Maximum distance, in standard errors, between a profile's evidence and the measured effect for the profile to count.
+"""Maximum distance, in standard errors, between the effect seen in profiles and the measured one for the former to
+count.
 """
 
 
@@ -186,7 +189,9 @@ class EffectModel:
         return self.noise_sd * (self.calm_share if calm else 1.0)
 
     def smallest_detectable(self, starts: int = 2, *, calm: bool = False) -> float:
-        """Return the smallest gain that `starts` starts of each candidate tell from none with 95 % confidence."""
+        """Return the smallest gain that `starts` starts of each candidate distinguish from no gain with 95 %
+        confidence.
+        """
         return math.exp(1.64 * self.noise_of(calm=calm) * math.sqrt(2 / starts)) - 1
 
     # --- pieces -------------------------------------------------------------------------------
@@ -216,7 +221,7 @@ class EffectModel:
         return features
 
     def _unseen(self, candidate: Candidate, reference: Candidate) -> int:
-        """Count the choices in which both differ and that no observation has."""
+        """Return the number of choices in which the two candidates differ and that occur in no observation."""
         ours, theirs = ({move.key for move in c.moves} for c in (candidate, reference))
         return len((ours ^ theirs) - set(self._choices))
 
@@ -226,7 +231,7 @@ class EffectModel:
         return covariance
 
     def _noise(self, calm_share: float) -> Floats:
-        """Return each observation's variance in units of the start noise; a ratio has that of two starts."""
+        """Return each observation's variance, in units of one start's; a ratio has the variance of two starts."""
         calm = calm_share**2
         noise: Floats = np.array(
             [
@@ -237,7 +242,7 @@ class EffectModel:
         return noise
 
     def _fit(self) -> tuple[Prior, float, float, Drift]:
-        """Fit the prior of choices first, without drift, so one large effect does not make all trials look noisy."""
+        """Fit the prior of choices without drift first: one large effect must not make all trials look noisy."""
         drifts = DRIFTS if any(o.reference is None for o in self._observations) else DRIFTS[:1]
         shares = CALM_SHARES if len({o.calm for o in self._observations if o.noisy}) > 1 else CALM_SHARES[:1]
         found = {(prior, share): self._fit_widths(prior, share) for prior, share in product(PRIORS, shares)}
@@ -289,7 +294,7 @@ class EffectModel:
 
 
 def uncontradicted(observations: Sequence[Observation]) -> list[Observation]:
-    """Return all measured observations, and the evidence from profiles that agrees with them."""
+    """Return all measured observations, and those from profiles that do not contradict them."""
     measured = [o for o in observations if o.noisy]
     if len(measured) == len(observations):
         return measured
@@ -320,7 +325,9 @@ def _same_place(observations: Sequence[Observation]) -> Floats:
 
 
 def _centred(observations: Sequence[Observation]) -> Floats:
-    """Return the values, rates relative to the first of their place: the level's prior must not depend on the unit."""
+    """Return the values, with rates relative to the first in the same place, so that the level's prior does not depend
+    on the unit.
+    """
     first: dict[str, float] = {}
     for observation in observations:
         if observation.reference is None:

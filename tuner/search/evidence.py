@@ -20,7 +20,7 @@ from steptune.tuner.search.knowledge import Knowledge
 SMALLEST = 0.004
 """Minimum share of the step, in at least one profile, for which a category is modelled."""
 PROMISES_NOTHING = 0.01
-"""Expected log factor on a category's time of a change whose bound allows no gain: a small cost."""
+"""Expected log factor on a category's time, a small cost, for a change with a bound that allows no gain."""
 MOST = 0.95
 """Maximum share of a category that a choice is expected to save."""
 UNKNOWN_ERROR = 0.05
@@ -29,7 +29,7 @@ HOST = "host"
 TOGETHER = {Category.HOST: HOST, Category.LAUNCH_LATENCY: HOST, Category.OPTIMIZER_HOST: HOST, Category.DISPATCH: HOST}
 """Categories that change together, merged into one."""
 WHOLE = "the step"
-"""The only category while nothing was profiled."""
+"""Name of the only category while nothing is profiled."""
 
 
 def grouped(times: Mapping[Any, float]) -> dict[str, float]:
@@ -42,7 +42,7 @@ def grouped(times: Mapping[Any, float]) -> dict[str, float]:
 
 
 class Evidence:
-    """Knowledge of a search as arrays.
+    """Measurements and expectations of a search, as arrays for the Gaussian model.
 
     Args:
         starts: Starts in the order of measuring; those that do not count are left out.
@@ -91,7 +91,7 @@ class Evidence:
     # --- what was measured --------------------------------------------------------------------
 
     def measured(self) -> Measured:
-        """Return every start that counts, with a start of the reference first among the profiled ones."""
+        """Return all starts that count; among those with a profile, a start of the reference comes first."""
         rates = [log_rate(result) for _, result in self.counted]
         log_s = np.array([-rate.mean for rate in rates])
         profiled = self._profiled()
@@ -144,8 +144,8 @@ class Evidence:
         return Prior(kernels=kernels, acts=acts, means=means, most=most)
 
     def _expected(self, index: int, level: int, situation: Situation | None) -> tuple[NDArray[np.bool_], Floats, float]:
-        """Return three facts about a choice: the categories it acts on, the log factor on each if its expected savings
-        are realised, and its maximum saving as a share of the step.
+        """Return three arrays about a choice: the categories that it acts on, the log factor on each if its expected
+        savings are realised, and its maximum saving as a share of the step.
         """
         parameter, space = self._grid.parameters[index], self._grid.space
         acts, mean = np.zeros(len(self.categories), dtype=bool), np.zeros(len(self.categories))
@@ -201,8 +201,8 @@ class Evidence:
         ran = self.ran()
         found = set()
         for result in starts:
-            contended = result.failure is None and result.contended
-            fails = (not result.ok and not contended) or self._knowledge.had_no_effect(result.candidate)
+            void = result.failure is None and result.contended and not result.is_rejected
+            fails = (not result.ok and not void) or self._knowledge.had_no_effect(result.candidate)
             levels = self._grid.levels_of(result.candidate)
             if fails and levels is not None and levels not in ran and result.ran_out_of_memory is out_of_memory:
                 found.add(levels)

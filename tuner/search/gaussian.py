@@ -33,13 +33,13 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 WIDTH, SIDE = 0.35, 0.08
-"""Usual size of an effect, in logarithms, on a category that the strategy declares to act on, and on any other."""
+"""Usual size of an effect, in logarithms: on categories that the strategy declares to affect, and on any other."""
 FREEDOM = 1.0
-"""Degrees of freedom of the sizes' distribution: with fewer, the data may move sizes further."""
+"""Degrees of freedom of the distribution of effect sizes: with fewer, the data may move sizes further."""
 PAIRS = 0.15
 """Variance of the interaction of two choices, relative to the product of their own variances."""
 SCATTER = 0.02
-"""Standard deviation of a category's log time that no choice explains."""
+"""Standard deviation of the part of a category's log time that no choice explains."""
 HOPE, HOPE_SD = 0.3, 0.3
 """Prior mean and standard deviation of the realised share of expected savings."""
 ALIKE = 0.7
@@ -62,12 +62,14 @@ NOISES = (0.003, 0.006, 0.012, 0.025, 0.05)
 """Standard deviations between starts: values that the fit compares."""
 USUAL_NOISE, NOISE_FACTOR = 0.015, 2.5
 CALM_PARTS = (1.0, 0.25)
-"""Noise of a step that hardly ever waits for its host, relative to others: values that the fit compares."""
+"""Noise of steps in which the device hardly ever waits for its host, relative to others: values that the fit compares.
+"""
 DRIFTS = (0.0, 0.006, 0.02)
 """Standard deviations of a machine's drift from one start to the next: values that the fit compares."""
 DRIFT_PENALTY = 1.5
 GROUP = 0.2
-"""Standard deviation of the log time shared by trials that take turns, so large that only their ratio counts."""
+"""Standard deviation of the log time shared by trials that take turns, so large that only ratios within a group count.
+"""
 PLACE = 0.5
 ROUNDS, LONGEST_STEP = 8, 0.5
 """Number of rounds that learn effect sizes and linearisation points, and maximum move of a category in each."""
@@ -108,7 +110,7 @@ def level_kernel(num_levels: int, ranks: Floats | None) -> Floats:
 
 @dataclass(frozen=True)
 class Prior:
-    """Prior of the effects of every level, before it was measured.
+    """Prior of the effects of every level, before any measurement.
 
     Attributes:
         kernels: By parameter: correlations of its levels.
@@ -237,7 +239,7 @@ class StepModel:
     # --- what was observed --------------------------------------------------------------------
 
     def _observed(self) -> _Rows:
-        """Return a row for each category of every profiled start, then one for each other start."""
+        """Return one row for each category of every profiled start, then one row for each start without a profile."""
         measured, count = self.measured, self.prior.num_categories
         times = measured.profiles
         shares = times / times.sum(1, keepdims=True)
@@ -254,7 +256,7 @@ class StepModel:
         return _Rows(starts, weights, np.concatenate([values, np.zeros(len(others))]), noise)
 
     def _put_sums_about(self, about: Floats) -> None:
-        """Linearise the sums of starts without a profile.
+        """Linearise the rows of starts without a profile, in which only the sum of the categories was measured.
 
         Args:
             about: Linearisation points by start and category, as logarithms relative to the reference's.
@@ -267,13 +269,17 @@ class StepModel:
         self._rows.values[rows] = off + (weights * about[starts]).sum(1)
 
     def _seconds(self, about: Floats) -> tuple[Floats, Floats]:
-        """Return the times of categories, and the derivative of the log of their sum by each one's logarithm."""
+        """Return the times of the categories, and the derivative of their log sum with respect to each category's log
+        time.
+        """
         above = np.exp(about + self._reference)
         times = np.maximum(above - self._floor_s, 1e-3 * self._floor_s)
         return times, above / times.sum(1, keepdims=True)
 
     def _as_profiled(self) -> Floats:
-        """Return the categories of every start from a profile of its configuration; the reference's without one."""
+        """Return the categories' times for every start, from a profile of its configuration or, without one, of the
+        reference.
+        """
         count = self.prior.num_categories
         seen = self._rows.values[: self.measured.profiles.size].reshape(-1, count)
         found = np.zeros((len(self.measured.levels), count))
@@ -360,7 +366,7 @@ class StepModel:
         return np.asarray(np.einsum("sc,sqc->qc", weighted, covariance) + hope * means)
 
     def believe(self, levels: Ints) -> Beliefs:
-        """Return the posterior of the step times of configurations."""
+        """Return the posterior of these configurations' step times."""
         rows, means = self._rows, self.prior.mean(levels)
         correlations = self.prior.correlations(self.measured.levels, levels)
         covariance = self._covariance(self.measured.levels, levels, correlations)
@@ -389,7 +395,7 @@ class StepModel:
 
 
 def _with_pairs(both: Floats) -> Floats:
-    """Add up main effects (by parameter on the first axis), their pairs, and the reference's level."""
+    """Add main effects (by parameter on the first axis), the effects of their pairs, and the reference's level."""
     main = both.sum(0)
     return np.asarray(main + 0.5 * PAIRS * (main**2 - (both**2).sum(0)) + LEVEL**2)
 

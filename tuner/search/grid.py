@@ -40,7 +40,7 @@ class Parameter:
 
     @property
     def memory_directions(self) -> list[int]:
-        """Memory effect of every option: -1 if it saves memory, 1 if it gives up the reference's saving, else 0."""
+        """Memory effect of every option: -1 if it saves memory, 1 if it gives up a saving of the reference, else 0."""
         if not self.strategy.memory:
             return [0] * self.num_levels
         return [bool(self.options[0]) - bool(option) for option in self.options]
@@ -104,9 +104,7 @@ class Grid:
         return self._levels[candidate.key]
 
     def _canonical(self, candidate: Candidate, made_of: Levels | None) -> Levels | None:
-        """Return the levels of a normalised candidate's choices; a choice that is not an option has its level in
-        `made_of`.
-        """
+        """Return the levels of a normalised candidate; a choice that is not an option has its level in `made_of`."""
         if candidate.choices.keys() - self._index.keys():
             return None
         found = []

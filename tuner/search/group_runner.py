@@ -34,7 +34,7 @@ from steptune.tuner.strategies.situations import situation_of
 UNSEEN = 1.3
 """Memory assumed for a candidate that was never measured, as a multiple of the largest known peak in its group."""
 MIN_TURN_S = 3.0
-"""Start time in seconds up to which a companion is always worth its start."""
+"""Maximum start time, in seconds, of a companion that is always worth starting."""
 
 
 class GroupRunner:
@@ -73,7 +73,7 @@ class GroupRunner:
         self._crowds: set[frozenset[str]] = set()
         """Sets of candidate keys that ran out of memory together."""
         self._crowded_bytes = math.inf
-        """Smallest sum of peaks that ran out of memory."""
+        """Smallest sum of the peaks of trials that ran out of memory together."""
 
     def run(
         self,
@@ -113,7 +113,8 @@ class GroupRunner:
     def _repeat_alone(
         self, specs: Sequence[TrialSpec], results: Sequence[TrialResult], began_at: str
     ) -> list[TrialResult]:
-        """Run again, one by one, trials that ran out of memory beside others or could not be measured because of that.
+        """Run again, one by one, trials that ran out of memory beside others, or could not be measured because another
+        one did.
 
         A companion is not repeated: it is of use beside its trial only.
         """
@@ -171,7 +172,9 @@ class GroupRunner:
         return any(result.peak_memory_bytes for result in self._knowledge.results.get(candidate.key, []))
 
     def _note_crowd(self, candidates: Sequence[Candidate], results: Sequence[TrialResult]) -> None:
-        """Record a combination of candidates that ran out of memory together, so that larger ones are not tried."""
+        """Record a combination of candidates that ran out of memory together, so that larger combinations are not
+        tried.
+        """
         self._crowds.add(frozenset(candidate.key for candidate in candidates))
         peaks = {r.candidate.key: r.peak_memory_bytes for r in results if r.peak_memory_bytes}
         known = [peaks.get(c.key) or self._knowledge.likely_peak_bytes(c) for c in candidates]
@@ -192,7 +195,7 @@ class GroupRunner:
 
 
 def _beside(result: TrialResult, num_beside: int) -> Failure:
-    """Return the reason why a trial of a group is repeated alone."""
+    """Return the reason, for the record, why a trial of a group is repeated alone."""
     others = "another trial was" if num_beside == 1 else f"{num_beside} other trials were"
     if result.failure is None:
         return Failure(

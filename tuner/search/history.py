@@ -23,9 +23,11 @@ from steptune.tuner.search.knowledge import Knowledge
 from steptune.tuner.search.space import Space
 
 IDLE = 0.003
-"""Share of the step below which two configurations count as equal, and the one with fewer changes is better."""
+"""Difference, as a share of the step, below which two configurations count as equal: the one with fewer changes is
+better.
+"""
 NEEDED = 0.8
-"""Probability of a loss above `IDLE` from which a choice counts as needed: the answer is not tried without it."""
+"""Minimum probability of a loss above `IDLE` for a choice to count as needed: the answer is not tried without it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +47,7 @@ class Proposal:
 
 
 class Search(Protocol):
-    """Interface of a search, which chooses what to try next.
+    """Interface of a search, which chooses the next trials.
 
     A search may keep the results given to `update`; a resumed study gives it all of them again, in order. The same
     history must lead to the same proposals: chance comes from the history's seed.
@@ -101,14 +103,14 @@ class History:
         return min(knowledge.expected_cost_s(candidate, base) for base in bases.values())
 
     def may_work(self, candidate: Candidate) -> bool:
-        """Say whether a configuration is not known to fail or to have no effect."""
+        """Say whether a configuration may work: it is not known to fail or to have no effect."""
         knowledge = self.knowledge
         if knowledge.failed(candidate) or knowledge.had_no_effect(candidate):
             return False
         return knowledge.will_not_fit(candidate) is None
 
     def can_pay(self, *candidates: Candidate) -> bool:
-        """Return True where a start of each, compilation included, is expected to end in the time left."""
+        """Say whether one start of each configuration, compilation included, is expected to end in the time left."""
         seconds = sum(self.cost_s(candidate) for candidate in candidates)
         return self.num_left >= len(candidates) and seconds <= self.left_s
 
@@ -125,7 +127,7 @@ class History:
 
     @cached_property
     def measured(self) -> tuple[list[Levels], Beliefs]:
-        """Configurations that ran and took effect, with the model's current posterior of them."""
+        """Configurations that ran and took effect, with the model's current posterior of their step times."""
         levels = sorted({tuple(map(int, row)) for row in self.model.measured.levels})
         return levels, self.model.believe(np.array(levels, dtype=np.int64))
 
@@ -150,8 +152,8 @@ class History:
         return np.array(levels, dtype=np.int64).reshape(len(levels), len(self.grid.parameters))
 
     def loses(self, levels: Ints) -> tuple[Floats, Floats]:
-        """Return the expected loss of configurations against the answer, in logarithms, and the probability that it
-        exceeds `IDLE`.
+        """Return the expected loss of configurations against the answer, in logarithms, and the probability that the
+        loss exceeds `IDLE`.
         """
         best = self.grid.levels_of(self.answer())
         both = self.model.believe(np.concatenate([np.array([best], dtype=np.int64), levels]))

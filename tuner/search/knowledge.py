@@ -26,7 +26,7 @@ UNKNOWN_WINDOW_ERROR = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Outcome of a suggestion: its result, and the companion's where both ran in turns."""
+    """Outcome of a suggestion: its result, and that of its companion if both took turns."""
 
     result: TrialResult
     companion: TrialResult | None = None
@@ -43,7 +43,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Priors:
-    """Lessons of earlier studies."""
+    """Prior knowledge from earlier studies."""
 
     past_winners: tuple[Candidate, ...] = ()
     past_shares: tuple[dict[str, float], ...] = ()
@@ -101,8 +101,8 @@ class Knowledge:
         self._cold_s[key] = max(cold_s, self._cold_s.get(key, 0.0))
 
     def take_in_beside(self, result: TrialResult) -> None:
-        """Take in a start that the search did not ask for: its time and rate count, but not against the limit of
-        trials.
+        """Take in a start that the search did not request: its time and rate count, but it does not count against the
+        limit of trials.
         """
         self.spent_s += result.duration_ns / 1e9
         self.results.setdefault(result.candidate.key, []).append(result)
@@ -124,8 +124,8 @@ class Knowledge:
         self._observe(result.candidate, rate.mean, error, None, place=result.place, companion=companion)
 
     def _observe_profiles(self, candidate: Candidate, reference: Candidate) -> None:
-        """Learn from the profiles of a pair, once: further profiles add nothing, and those of two machines are not
-        comparable.
+        """Learn from the profiles of a pair of candidates, once: further profiles add nothing, and profiles of two
+        machines are not comparable.
         """
         if not self.objective.is_rate:  # profiles are of the step's time
             return
@@ -195,7 +195,9 @@ class Knowledge:
         return self.was_run(candidate) and not any(result.ok for result in self.results[candidate.key])
 
     def had_no_effect(self, candidate: Candidate) -> bool:
-        """Say whether a candidate's choice was seen not to take effect: then its rate is another configuration's."""
+        """Say whether a choice of the candidate was observed not to take effect: its rate is then another
+        configuration's.
+        """
         return any(without_effect(result, candidate) for result in self.results.get(candidate.key, []))
 
     def measured(self) -> list[Candidate]:
@@ -204,8 +206,8 @@ class Knowledge:
         return [results[0].candidate for results in good if results[0].candidate != self.reference]
 
     def _out_of_memory(self) -> list[tuple[Candidate, dict[str, Choice]]]:
-        """Return the candidates that ran out of memory, each with those of its choices that never ran, which need too
-        much memory alone or together.
+        """Return the candidates that ran out of memory, each with its choices that never ran: these need too much
+        memory alone or together.
         """
         every = [result for results in self.results.values() for result in results]
         ran = [result.candidate.choices for result in every if result.ok]
@@ -287,8 +289,8 @@ class Knowledge:
         return base + sum(self._added_memory_bytes(name, choice) for name, choice in candidate.choices.items())
 
     def _added_memory_bytes(self, name: str, choice: Choice) -> float:
-        """Return the memory that a choice adds, from two measured candidates that differ in it alone; 0 without such a
-        pair.
+        """Return the memory that a choice adds, from two measured candidates that differ only in this choice; 0 without
+        such a pair.
         """
         for results in self.results.values():
             candidate = results[0].candidate
@@ -299,8 +301,8 @@ class Knowledge:
         return 0.0
 
     def expected_cost_s(self, candidate: Candidate, incumbent: Candidate) -> float:
-        """Return the expected seconds of one trial: as measured for this candidate, or the incumbent's plus what its
-        choices add, with compilation where the model changes.
+        """Return the expected seconds of one trial: as measured for this candidate, else the incumbent's plus the cost
+        of its choices, with compilation where the model changes.
         """
         own = self._costs.get(candidate.key)
         if own:
@@ -358,7 +360,7 @@ class Knowledge:
         return max((self.objective.compile_share(result) for result in good), default=0.0)
 
     def noise(self, incumbent: Candidate) -> float:
-        """Return the smallest gain over an incumbent that two starts of each can tell from none."""
+        """Return the smallest gain over an incumbent that two starts of each distinguish from no gain."""
         return self.model.smallest_detectable(calm=self.is_calm(incumbent)) if self._observations else 0.05
 
     def noise_sd(self, *candidates: Candidate) -> float:
@@ -366,7 +368,7 @@ class Knowledge:
         return math.sqrt(fmean(self.model.noise_of(calm=self.is_calm(candidate)) ** 2 for candidate in candidates))
 
     def threshold(self, incumbent: Candidate) -> float:
-        """Return the smallest bound that is worth a trial: half the noise, at least `WORTHWHILE` and at most 5 %."""
+        """Return the minimum bound of a worthwhile trial: half the noise, at least `WORTHWHILE` and at most 5 %."""
         return max(WORTHWHILE, min(0.05, self.noise(incumbent) / 2))
 
     # --- moves --------------------------------------------------------------------------------

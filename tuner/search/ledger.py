@@ -14,7 +14,7 @@ from steptune.tuner.store_rules import BUDGET_CHANGED
 from steptune.tuner.trials.failures import repeats_after
 
 SEARCHING = (Purpose.BASELINE, Purpose.EXPLORE, Purpose.REPLICATE, Purpose.AUDIT, Purpose.SENTINEL)
-"""Purposes of starts that a search asks for."""
+"""Purposes of the starts that a search requests."""
 
 
 class Ledger:
@@ -24,7 +24,7 @@ class Ledger:
         self._store = store
         self._objective = objective
         self.same_model: Callable[[Candidate, Candidate], bool] = lambda one, other: one == other
-        """True where the code compiled for one candidate is in the cache for another."""
+        """Function that says whether the code compiled for one candidate is in the cache for another."""
         self._compiled: list[tuple[Candidate, int]] = []
         """Candidate and compilation time in nanoseconds of each start, in order."""
         self._raw: dict[str, TrialResult] = {}
@@ -39,9 +39,11 @@ class Ledger:
         self.num_moved = 0
         self._last_place: str | None = None
         self._arrival: Counter[str] | None = None
-        """Starts by candidate since the study moved to its latest place; None once its search continues there."""
+        """Number of starts by candidate since the study moved to its latest place; None once its search continues
+        there.
+        """
         self._came_with = ""
-        """Group of trials during which the study moved there."""
+        """Group of trials during which the study moved to its latest place."""
         self.spent_s = 0.0
         self.num_trials = 0
         changed = [event.at for event in store.events(study_id) if event.kind == BUDGET_CHANGED]
@@ -58,7 +60,7 @@ class Ledger:
         return self._found.get((candidate.key, purpose, replicate))
 
     def first_block(self, purpose: Purpose) -> int:
-        """Return the number of a purpose's first block that was not begun before the budget was changed."""
+        """Return the number of the first block for a purpose that was not begun before the budget was changed."""
         return self._first_blocks[purpose]
 
     def counted(self, result: TrialResult) -> TrialResult:
@@ -78,7 +80,8 @@ class Ledger:
         return self._companions.get(result.group)
 
     def take_moved(self, *, before: TrialResult | None) -> list[TrialResult]:
-        """Return the trials that were run because the study had moved, in order; each is returned once.
+        """Return the trials that were run because the study had moved to another place, in order; each is returned
+        once.
 
         Args:
             before: Only those that were begun before this trial; None takes all.
@@ -89,7 +92,7 @@ class Ledger:
         return taken
 
     def searched(self, *, before: TrialResult | None) -> list[TrialResult]:
-        """Return the stored results that searches asked for, in order.
+        """Return the stored results that searches requested, in order.
 
         Args:
             before: Only what was begun before this trial; None takes all.
@@ -100,8 +103,8 @@ class Ledger:
         return sorted(earlier, key=lambda result: self._sequences[result.trial_id])
 
     def has_arrived(self, candidate: Candidate, place: str, starts: int) -> bool:
-        """Say whether trials in this place can be compared with earlier ones: there are none, the search has continued
-        here already, or this candidate had at least `starts` starts here since the study moved.
+        """Say whether a candidate's trials in this place can be compared with earlier ones: there are none, the search
+        has continued here already, or this candidate had at least `starts` starts here since the study moved.
         """
         if self._last_place is None:
             return True
@@ -164,7 +167,7 @@ class Ledger:
 
 
 def _says_nothing(trial: Trial, result: TrialResult) -> bool:
-    """Say whether a baseline was ended by its environment or deadline, so that a resumed study measures it again."""
+    """Say whether a baseline failed because of its environment or deadline; a resumed study then measures it again."""
     is_baseline = trial.purpose is Purpose.BASELINE or trial.candidate.is_baseline
     if not is_baseline or result.failure is None:
         return False

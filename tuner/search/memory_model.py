@@ -1,4 +1,4 @@
-"""Memory that a candidate will need, predicted from those that were run: peak = fixed + per sample · micro-batch.
+"""Prediction of a candidate's peak memory from candidates that were run: peak = fixed + per sample · micro-batch.
 
 With several ranks the fixed part depends on how the training is sharded across them, and is computed (`rank_memory`): a
 peak measured with one layout predicts all others, and a layout that does not fit even without activations is not tried.
@@ -107,7 +107,7 @@ class MemoryModel:
 
     @property
     def capacity_bytes(self) -> float:
-        """Capacity as given, or less where a micro-batch ran out of memory that was predicted to fit."""
+        """Capacity as given, or less if a micro-batch that was predicted to fit ran out of memory."""
         seen = [self.predict(rest, samples) for rest, samples in self._failed.items()]
         return min([self._capacity, *(peak for peak in seen if peak is not None)])
 
@@ -135,7 +135,9 @@ class MemoryModel:
         return expected or self.refusal(rest, samples) is not None
 
     def _least(self, rest: str, samples: float) -> float | None:
-        """Return the bytes needed for certain; with one size measured its whole peak, all of which may be fixed."""
+        """Return the bytes that are certainly needed; if only one size was measured, its whole peak, which may be all
+        fixed.
+        """
         points = self._peaks.get(rest, ())
         if len({size for size, _ in points}) == 1:
             return max(peak for _, peak in points)

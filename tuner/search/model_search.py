@@ -30,19 +30,21 @@ from steptune.tuner.search.knowledge import WORTHWHILE
 NUM_BASES = 3
 """Number of best configurations whose single changes are all evaluated."""
 NUM_SEVERAL, NUM_RANDOM = 120, 60
-"""Numbers of double and triple changes of the best, and of random configurations, that are evaluated."""
+"""Numbers of configurations that are evaluated: double and triple changes of the best ones, and random ones."""
 ROUNDS, NUM_NEIGHBOURHOODS = 4, 3
 """Number of rounds of the local search, and of configurations from which each round continues."""
 SHORT = 0.15
-"""Share of the remaining time at which the cost of a start halves its weight."""
+"""Cost of a start, as a share of the remaining time, at which its weight is one half."""
 NUM_PROPOSALS = 12
 NUM_DRAWS, NUM_DRAWN = 256, 120
 CAME_TRUE = -1.33
-"""Offset added to the log-odds of those draws (decisions 62 and 63): 17 % becomes 5 %."""
+"""Offset added to the log-odds from the model's draws (decisions 62 and 63): 17 % becomes 5 %."""
 LOOSE, SLACK, UNDONE = 1.3, 0.003, 0.05
-"""Factor on a bound, since some are wrong; log gain beyond it that is allowed for any change, and for undoing one."""
+"""Factor on a bound, as some bounds are wrong; log gain beyond the bound that is allowed for any change, and for
+undoing one.
+"""
 NO_LIKELIER = 0.02
-"""Difference in the probability to run that counts as none."""
+"""Maximum difference in the probability to run that counts as none."""
 LATE, LATE_AT_LEAST = 0.75, 8
 """Starts per choice, and minimum number of starts, after which every second proposal uses only the step-time model
 (decision 63).
@@ -50,7 +52,7 @@ LATE, LATE_AT_LEAST = 0.75, 8
 WORTH = 0.02
 """Smallest gain, as a share of the step, for which the search continues."""
 UNLIKELY = 0.05
-"""Probability of such a gain below which the search ends."""
+"""Probability of a gain of `WORTH` below which the search ends."""
 MAX_STARTS = 4
 """Maximum number of starts of one configuration."""
 LEAST_WORTH = 2e-4
@@ -65,7 +67,7 @@ def expected_improvement(better: Floats, sd: Floats) -> Floats:
 
 
 def as_it_came_true(probability: float) -> float:
-    """Correct the probability that a better configuration is left, which the model's draws overestimate."""
+    """Return the corrected probability that a better configuration is left; the model's draws overestimate it."""
     return float(expit(logit(probability) + CAME_TRUE))
 
 
@@ -206,8 +208,8 @@ class Look:
         return found
 
     def _lean(self, wanted: list[Levels]) -> list[Levels]:
-        """Return configurations without those changes of the best that by their bounds save nothing and do not make it
-        likelier to run.
+        """Return configurations without those changes of the best one that, by their bounds, save nothing and do not
+        make it likelier to run.
 
         What such a change costs is not known, and uncertainty alone would make a configuration worth trying.
         """
@@ -252,7 +254,7 @@ class Look:
         return total
 
     def proposals(self, pool: Beliefs) -> list[_Worth]:
-        """Return the best of the pool, ordered by expected improvement weighted by cost."""
+        """Return proposals for the best of the pool, ordered by expected improvement weighted by cost."""
         improvement, (mean, sd) = self.improvement(pool), self._better(pool)
         runs = self._history.runs(pool.levels)
         likely = ndtr(mean / sd) * runs
@@ -284,7 +286,7 @@ class Look:
         return f"unknown, between {math.exp(mean - sd):.2f}x and {math.exp(mean + sd):.2f}x; {chance}"
 
     def _mostly(self, pool: Beliefs, row: int) -> str:
-        """Describe the category in which it is expected to save most; empty where none is known."""
+        """Describe the category in which a configuration is expected to save most; empty if unknown."""
         categories = self._history.evidence.categories
         if categories == [WHOLE]:
             return ""
@@ -319,7 +321,7 @@ class Look:
     # --- again, or not at all -----------------------------------------------------------------
 
     def repeats(self, most: float) -> list[Proposal]:
-        """Propose another start of the measured configuration that gains most by it, where no new configuration
+        """Propose another start of the measured configuration for which that is worth most, if no new configuration
         promises more.
         """
         if len(self._known) < 2:

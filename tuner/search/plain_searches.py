@@ -24,10 +24,10 @@ from steptune.tuner.search.history import History, Proposal
 
 TRIES, NUM_PROPOSALS = 200, 20
 ASKS = {"tpe": 12, "gp": 3}
-"""Number of times that each sampler is asked for a configuration that can be run."""
+"""Maximum number of requests to a sampler for a configuration that can be run."""
 STARTUP_TRIALS = 5
 WORSE = 0.1
-"""Log time beyond the slowest configuration that is reported to a sampler for a failed one."""
+"""Penalty for a failed configuration: log time, beyond the slowest one's, that is reported to a sampler."""
 
 
 class RandomSearch:
@@ -108,7 +108,7 @@ def _distributions(grid: Grid) -> dict[str, Any]:
 
 
 def _top(parameter: Parameter) -> int:
-    """Return the largest rank of an ordered parameter, whose values are distinct."""
+    """Return the largest rank of an ordered parameter's values, which are distinct."""
     return parameter.num_levels - 1
 
 

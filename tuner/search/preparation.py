@@ -38,7 +38,7 @@ from steptune.tuner.strategies.combine import environment_variables
 from steptune.tuner.trials.reference import ReferenceRequest, compiles, draws_masks
 
 SEARCH_SHARE = 0.62
-"""Share of the budget left after the inspection for which windows are planned."""
+"""Share of the budget left after the inspection that is planned for windows."""
 TRIALS_WANTED = 20
 MIN_CAP_S = 1.0
 TWIN_SHARE = 0.02
@@ -104,7 +104,7 @@ class Prepared:
         return SpecMaker(self.study, self.space, self.reference)
 
     def measure(self) -> MeasureSettings:
-        """Return the window settings with which `TRIALS_WANTED` trials fit into the search."""
+        """Return window settings that let `TRIALS_WANTED` trials fit into the search."""
         cap_s = max(MIN_CAP_S, SEARCH_SHARE * self.trials_s / TRIALS_WANTED / 3)
         return measure_settings(self.study.settings.measure, cap_s)
 
@@ -219,8 +219,8 @@ class Preparation:
         return msgspec.structs.replace(environment, topology=topology)
 
     def _priors(self, space: Space) -> Priors:
-        """Return the lessons of earlier studies, recorded when this one began, so that a resumed study has the same
-        ones.
+        """Return the prior knowledge from earlier studies, recorded when this study began, so that a resumed study has
+        the same ones.
         """
         for event in self._store.events(self._study.study_id):
             if event.kind == "priors":
@@ -328,7 +328,7 @@ class ReferenceMaker:
         )
 
     def spent_s(self) -> float:
-        """Return the seconds that the reference took when first made, which a resumed study counts again."""
+        """Return the seconds that making the reference took the first time; a resumed study counts them again."""
         made = (event for event in self._store.events(self._study.study_id) if event.kind == "reference_made")
         return next((float(event.data["seconds"]) for event in made), 0.0)
 
@@ -377,6 +377,8 @@ class ReferenceMaker:
 
 
 def next_on(ladder: list[Candidate], memory: MemoryModel, space: Space) -> Candidate | None:
-    """Take the next candidate of a ladder; those expected not to fit come last, because predictions may be wrong."""
+    """Return the next candidate of a ladder; candidates expected not to fit come last, because predictions may be
+    wrong.
+    """
     ladder.sort(key=lambda candidate: memory.may_not_fit(candidate, pieces_of(space, candidate)))
     return ladder.pop(0) if ladder else None

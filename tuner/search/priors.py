@@ -1,4 +1,4 @@
-"""Lessons from earlier studies in the store for a new one."""
+"""Prior knowledge for a new study from earlier studies in the store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from steptune.tuner.search.space import Space
 
 MAX_WINNERS = 2
 WEIGHT = 4
-"""Weight of a strategy's usual realisation, in past trials."""
+"""Weight of a strategy's usual realised share, as a number of past trials."""
 
 
 def gather_priors(store: StudyStore, study_id: str, space: Space) -> Priors:
@@ -48,7 +48,7 @@ def gather_priors(store: StudyStore, study_id: str, space: Space) -> Priors:
 
 
 def realised_shares(decisions: list[Decision], usual: Mapping[str, float]) -> dict[str, float]:
-    """Return the share of its bound that each strategy's single moves realised, shrunk towards the usual one.
+    """Return, for each strategy, the share of its bound that its single moves realised, shrunk towards the usual share.
 
     Moves that replaced another choice of their strategy do not count: their realisation differs.
     """
@@ -62,7 +62,7 @@ def realised_shares(decisions: list[Decision], usual: Mapping[str, float]) -> di
 
 
 def _first_choices(decisions: list[Decision]) -> list[Decision]:
-    """Return the single moves of strategies that the incumbent of their study had not changed."""
+    """Select single moves of strategies that their study's incumbent had not changed."""
     found = []
     last, taken = 0, frozenset[str]()
     for decision in decisions:

@@ -18,7 +18,7 @@ from steptune.tuner.search.model_search import WORTH, ModelSearch
 from steptune.tuner.wording import counted
 
 SOON_S, NUM_SAID = 60.0, 5
-"""Seconds of proposals that are counted together, and their maximum number."""
+"""Seconds of trials that are counted together, and maximum number of proposals among them."""
 LEAST_SAID = 1.005
 """Minimum expected speed that is reported."""
 
@@ -58,7 +58,7 @@ def _expected(proposal: Proposal) -> str:
 
 
 def _by_bounds(designer: Designer) -> str:
-    """Describe the prospect by the savings of untried choices: the maximum, and the usual part of it."""
+    """Describe the prospect by the savings of untried choices: the maximum, and the usual part of the maximum."""
     knowledge, space, incumbent = designer.knowledge, designer.space, designer.incumbent
     found: list[tuple[float, float, Move, Candidate]] = []
     for move, bound in knowledge.untried(incumbent):

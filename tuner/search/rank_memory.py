@@ -1,4 +1,4 @@
-"""Memory of one of several ranks beside activations, computed from how the training is sharded, not measured.
+"""Memory of one of several ranks apart from activations, computed from how the training is sharded, not measured.
 
 Memory can be at its peak at three moments of a step:
 
@@ -70,13 +70,13 @@ COUNTED = LAYOUTS | {
         NcclSetting,
     )
 }
-"""Strategies whose effect on a rank's memory is known; candidates with any other are not predicted."""
+"""Strategies with a known effect on a rank's memory; candidates with any other strategy are not predicted."""
 FP32, SIXTEEN_BIT = 4.0, 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """Bytes on one rank beside activations.
+    """Bytes on one rank apart from activations.
 
     Attributes:
         always: Kept from one step to the next.
@@ -92,14 +92,14 @@ class Held:
 
     @property
     def least(self) -> float:
-        """Peak without any activations."""
+        """Bytes at the peak without any activations."""
         return self.always + max(self.at_loss, self.after_backward, self.at_update)
 
     def peak(self, activations: float) -> float:
         return max(self.least, self.always + self.at_loss + activations)
 
     def activations(self, peak: float) -> float | None:
-        """Return the activation memory within a measured peak; None where the peak came after they were freed."""
+        """Return the activation memory within a measured peak; None if the peak came after activations were freed."""
         return peak - self.always - self.at_loss if peak > self.least else None
 
 
@@ -152,7 +152,9 @@ def formats_of(choices: Mapping[str, Choice], workload: WorkloadFacts) -> Format
 
 
 def held(space: Space, candidate: Candidate, num_micro_batches: int = 1) -> Held | None:
-    """Return the memory beside activations that a candidate needs on every rank; None where a part of it is unknown."""
+    """Return the memory that a candidate needs on every rank apart from activations; None where a part of it is
+    unknown.
+    """
     facts, choices = space.workload, space.complete(candidate)
     if (candidate.choices.keys() | facts.current.keys()) - COUNTED:
         return None
@@ -164,7 +166,7 @@ def held(space: Space, candidate: Candidate, num_micro_batches: int = 1) -> Held
 
 
 def _of_whole_parameters(space: Space, choices: Mapping[str, Choice], num_micro_batches: int) -> Held:
-    """Return the memory for parameters kept whole: on one rank, under DDP, and with ZeRO-1."""
+    """Return the memory of layouts with whole parameters on every rank: one rank alone, DDP, and ZeRO-1."""
     formats, num_ranks = formats_of(choices, space.workload), space.environment.num_ranks
     share = 1 / num_ranks if Settings(choices)[ShardingSetting].mode == "zero1" else 1.0
     buckets = formats.gradient if num_ranks > 1 else 0.0
@@ -215,8 +217,8 @@ def _of_fsdp(space: Space, choices: Mapping[str, Choice], num_micro_batches: int
 
 
 def _of_last_units(f: Formats, unit: float, root: float) -> float:
-    """Return the bytes for the last units: the last unit's while the root waits, or the root's reduction, whichever is
-    larger.
+    """Return the bytes for the last units: those of the last unit while the root waits, or of the root's reduction,
+    whichever is larger.
     """
     waiting = root * (f.computed + f.gradient) + unit * (f.computed + f.gradient + f.reduced)
     return max(waiting, root * (f.gradient + f.reduced) + unit * f.reduced)

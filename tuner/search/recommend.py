@@ -48,7 +48,7 @@ LEAST_INCREASE = 1.25
 
 
 class Searched(Protocol):
-    """Search's posterior of a candidate's log rate over the reference's."""
+    """Posterior, from the search, of a candidate's log rate over the reference's."""
 
     def __call__(self, candidate: Candidate) -> Difference: ...
 
@@ -207,7 +207,7 @@ def _is_inconclusive(
     finalists: Sequence[Finalist],
     confirming: Sequence[TrialResult],
 ) -> bool:
-    """Return True where the claimed gain has a wide interval, or a busy machine may hide a worthwhile gain."""
+    """Say whether the claimed gain has a wide interval, or a busy machine may hide a worthwhile gain."""
     if verdict not in (Verdict.FASTER, Verdict.NO_SIGNIFICANT_GAIN):
         return False
     if judged is not None and judged.gain is not None and is_wide(judged.gain.interval):
@@ -216,8 +216,8 @@ def _is_inconclusive(
 
 
 def _is_blurred(designer: Designer, finalists: Sequence[Finalist], confirming: Sequence[TrialResult]) -> bool:
-    """Return True where the machine was busy in most windows of the baseline or of the confirmation, and a worthwhile
-    gain is not excluded.
+    """Say whether the machine was busy in most windows of the baseline or of the confirmation, and a worthwhile gain is
+    not excluded.
     """
     baseline = designer.knowledge.results.get(designer.reference.key, [])
     if not (_mostly_marked(baseline) or _mostly_marked(confirming)):
@@ -297,7 +297,7 @@ def _interval(difference: Difference, quantile: float) -> Interval:
 
 
 def _searched(designer: Designer, candidate: Candidate) -> Interval:
-    """Return the interval of a candidate's ratio by the trials of the search."""
+    """Return the interval of a candidate's ratio, from the trials of the search."""
     return _interval(designer.difference(candidate, designer.reference), _quantile(designer))
 
 

@@ -17,7 +17,7 @@ from steptune.tuner.search.specs import MIN_STARTING_S
 from steptune.tuner.search.view import StudyView
 
 MOVED_STARTS = 2
-"""Number of starts of the reference and of the incumbent in each place to which a study moves."""
+"""Number of starts, each, of the reference and of the incumbent in a place to which a study moves."""
 
 
 class SearchRun:
@@ -45,7 +45,7 @@ class SearchRun:
         self._guard = guard
         self._told = {result.trial_id for result in designer.ran_out}
         self._reference_is_paid = False
-        """True once the time of the guard's reference is charged to the designer's budget."""
+        """True once the time for the guard's reference has been charged to the designer's budget."""
 
     def run(self) -> None:
         """Report the stored results to the designer, and run the missing trials.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 GROUP = "steptune.searches"
 OWN = ("model", "tpe", "gp", "random")
 STAGES = "stages"
-"""Name of the search of earlier studies, which `model` has replaced: it continues from their results."""
+"""Name of the search in earlier studies, since replaced by `model`, which continues from those studies' results."""
 
 
 def search_names() -> list[str]:

@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from steptune.tuner.records import Environment, Study, WorkloadFacts
 
 FARTHEST = 0.9
-"""Distance from which the answer for one workload is not tried on the other."""
+"""Minimum distance at which the answer for one workload is not tried on the other."""
 OCTAVES = 6.0
-"""Number of doublings of a size that count as much as having no module type in common."""
+"""Number of doublings of a size that count as much as no module type in common."""
 OTHER_OPTIMIZER, OTHER_UNIT, OTHER_RANKS = 0.25, 0.5, 0.25
 SHIFTED = 0.35
-"""Share of the step spent in other categories from which two bottlenecks count as different."""
+"""Minimum share of the step in other categories for two bottlenecks to count as different."""
 
 
 def distance(facts: WorkloadFacts, environment: Environment, past: Study) -> float:
@@ -42,7 +42,7 @@ def distance(facts: WorkloadFacts, environment: Environment, past: Study) -> flo
 
 
 def is_alike(shares: Mapping[str, float], others: Mapping[str, float]) -> bool:
-    """Say whether two steps spend their time in similar categories; True where one of them is not known."""
+    """Say whether two steps spend their time in similar categories; True if one of them is unknown."""
     if not shares or not others:
         return True
     moved = sum(abs(shares.get(name, 0.0) - others.get(name, 0.0)) for name in shares.keys() | others.keys()) / 2
@@ -63,7 +63,7 @@ def _doublings(one: float, other: float) -> float:
 
 
 def _work(one: WorkloadFacts, other: WorkloadFacts) -> tuple[float, float]:
-    """Return the floating-point operations of both steps; parameters times samples where one was not counted."""
+    """Return the floating-point operations of both steps; for both, parameters times samples if one was not counted."""
     counted = one.model.flops_per_step, other.model.flops_per_step
     if counted[0] and counted[1]:
         return counted[0], counted[1]

@@ -52,7 +52,7 @@ class Space:
         self._of_hardware = [
             found for found in (needs_cuda(environment), needs_ranks(environment)) if found != Supported()
         ]
-        """Refusals of choices that need other hardware, which a Workload would not change."""
+        """Refusals of choices that need other hardware, and that a Workload would not make possible."""
         moves: list[Move] = []
         self.excluded: list[Exclusion] = []
         for strategy in self.strategies:
@@ -149,7 +149,7 @@ class Space:
         return own_s + self._starting_s(candidate, complete)
 
     def _starting_s(self, candidate: Candidate, complete: Mapping[str, Choice]) -> float:
-        """Return the additional seconds of a script's trial where a choice needs a new process."""
+        """Return the additional seconds of a script's trial if a choice needs a new process."""
         workload, script = self.workload, self.workload.script
         if script is None or not workload.fork_spares_ns:
             return 0.0
@@ -159,7 +159,7 @@ class Space:
         return workload.fork_spares_ns / 1e9 if starts else 0.0
 
     def compiles_again(self, candidate: Candidate, compiled: Candidate) -> bool:
-        """Say whether a candidate needs another compiled model than `compiled`."""
+        """Say whether a candidate needs another compiled model than the candidate `compiled`."""
         names = candidate.choices.keys() | compiled.choices.keys()
         return any(
             self.strategy(name).recompiles

@@ -36,7 +36,7 @@ FIRST_DEADLINE_S = 180.0
 COMPILE_PATIENCE = 4
 LOADING = frozenset(kind.strategy for kind in (DataLoadingSetting, DatasetCacheSetting, DevicePrefetchSetting))
 BATCHES_HASHED = 3 * NUM_CONTENT_BATCHES
-"""Number of batches that a check of the loader loads: by the candidate's loader, and twice by the dataset alone."""
+"""Number of batches that a check of the loader loads: once by the candidate's loader, twice by the dataset alone."""
 LONGEST_HASHING_S = 1.0
 MAX_POINTWISE, MIN_POINTWISE = 4, 2
 MAX_AUDITS = 2
@@ -44,7 +44,7 @@ MAX_DISTURBED = 2
 NUM_CURVE = 8
 NUM_HORIZON, MIN_HORIZON = 60, 16
 HORIZON_TIMES = 2
-"""Maximum time of the horizon, as a multiple of the rest of the reference."""
+"""Maximum time of the horizon, as a multiple of the time for the rest of the reference."""
 
 
 class SpecMaker:
@@ -57,7 +57,7 @@ class SpecMaker:
         self._phases_s: dict[str, float] = {}
 
     def learn(self, result: TrialResult) -> None:
-        """Take the durations of the reference's phases as the usual ones."""
+        """Record the durations of the reference's phases, from which deadlines are computed."""
         for name, duration in result.phases_ns.items():
             self._phases_s[name] = max(self._phases_s.get(name, 0.0), duration / 1e9)
 
@@ -179,6 +179,6 @@ def guard_protocol(
 
 
 def _num_horizon(seconds: float, step_s: float, num_before: int) -> int:
-    """Return the steps of a horizon's run after those of the guard."""
+    """Return the number of steps of a horizon's run after the guard's steps."""
     steps = HORIZON_TIMES * seconds / step_s / NUM_HORIZON_RUNS - num_before
     return int(min(NUM_HORIZON, max(MIN_HORIZON, steps)))

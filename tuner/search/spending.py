@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 POWER_OF_SPENDING = 3.0
-"""Exponent of the share of the planned blocks. 1 spends evenly, 3 nearly all at the end."""
+"""Exponent of the share of planned blocks in the spent error probability: 1 spends evenly, 3 nearly all at the end."""
 NUM_POINTS = 257
 REACH = 8.0
 """Standard deviations beyond which a normal density counts as zero."""
@@ -116,7 +116,7 @@ def _normal_nodes() -> tuple[Floats, Floats]:
 
 
 def _bound(points: Floats, weights: Floats, step: float, probability: float) -> float:
-    """Return the bound that the next sum exceeds on either side with this probability."""
+    """Return the bound that the next sum exceeds, on either side, with this probability."""
     from scipy.optimize import brentq
 
     farthest = float(np.max(np.abs(points))) + 2 * REACH * step

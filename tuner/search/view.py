@@ -53,7 +53,7 @@ class StudyView:
         return self.budget_s - self.elapsed_s - self.spent_before_s
 
     def say(self, **changes: str) -> None:
-        """Set the named fields, and announce the change."""
+        """Set the named fields, and notify the listener."""
         for name, value in changes.items():
             setattr(self, name, value)
         self.on_change(self)

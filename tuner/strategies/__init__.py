@@ -1,4 +1,4 @@
-"""Strategies: techniques that can be switched or set, each with a folder and an entry in `registry.STRATEGIES`."""
+"""Strategies: techniques that can be switched on or set, each with a folder and an entry in `registry.STRATEGIES`."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Setting:
 
     @classmethod
     def of(cls, choice: Choice) -> Self:
-        """Build the setting of a stored choice; missing parameters have plain PyTorch's values."""
+        """Build the setting of a stored choice; missing parameters get plain PyTorch's values."""
         return cls(**choice)
 
     @classmethod
@@ -252,20 +252,20 @@ class Strategy(ABC):
         """Return the complete choices worth trying here, the most promising first; may include the neutral one."""
 
     def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
-        """Say whether a choice can be tried here, judged without running it."""
+        """Say, without running the choice, whether it can be tried here."""
         return Supported()
 
     def cost_s(self, choice: Choice, workload: WorkloadFacts) -> float:
-        """Return the expected seconds of a choice's trial beyond an ordinary one, before any was measured."""
+        """Estimate how many seconds longer than an ordinary trial a choice's trial takes, before any was measured."""
         return self.trial_cost_s
 
     def likely_part(self, workload: WorkloadFacts) -> float:
-        """Return the share of its bound that a choice usually realises in a workload, before any was measured."""
+        """Return the share of the bound that a choice usually realises in a workload, before any was measured."""
         return self.usual_realisation
 
     @abstractmethod
     def numerics(self, choice: Choice) -> Numerics:
-        """Return what a choice other than the neutral one does to the numbers."""
+        """Return the effect on numerics of a choice other than the neutral one."""
 
     def unit_roundoff(self, choice: Choice) -> float:
         """Return the unit roundoff of the coarsest arithmetic that the choice computes with."""
@@ -290,7 +290,7 @@ class Strategy(ABC):
         return {}
 
     def computation(self, choice: Choice) -> Mapping[str, Any]:
-        """Return the fields of `Computation` that a complete choice sets: dtypes of matmuls, samples of a step."""
+        """Return the fields of `Computation` that a complete choice sets: dtypes of matmuls, samples per step."""
         return {}
 
     # --- what it can gain ---------------------------------------------------------------------
@@ -316,8 +316,8 @@ class Strategy(ABC):
         return {}
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
-        """Say whether the evidence shows the choice. Default: every parameter that the evidence names agrees; where it
-        names none, the detail says that nothing was seen.
+        """Say whether the evidence shows the choice. By default, every parameter in the evidence must equal the
+        choice's; without any, the detail says that nothing shows it.
         """
         for name, wanted in choice.items():
             if name in evidence and evidence[name] != wanted:
@@ -349,7 +349,7 @@ class Strategy(ABC):
         return {name: value for name, value in choice.items() if value != neutral[name]}
 
     def complete(self, difference: Choice, workload: WorkloadFacts) -> Choice:
-        """Return the complete choice for a difference from the neutral one."""
+        """Return the complete choice, given the parameters in which it differs from the neutral one."""
         return {**self.neutral(workload), **difference}
 
 
@@ -365,7 +365,7 @@ def _described(allowed: Scalar | range) -> str:
 
 
 def each_once(today: Choice, changes: Sequence[Choice]) -> tuple[Choice, ...]:
-    """Return today's choice with each of the changes, in their order, without duplicates."""
+    """Return today's choice with each change made separately, in the order of the changes, without duplicates."""
     found: list[Choice] = []
     for change in changes:
         choice = {**today, **change}

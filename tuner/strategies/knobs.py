@@ -1,4 +1,4 @@
-"""The workload's own knobs, each as a strategy of its own: `knobs.chunk` sets the attribute `chunk`.
+"""Knobs of the workload, each as one strategy: `knobs.chunk` sets the attribute `chunk`.
 
 They are not in `STRATEGIES`, because each workload defines its own (`workloads/knobs.py`). The effect of a knob is
 unknown, so it may touch any category, and its bound is the whole step.
@@ -69,13 +69,13 @@ class Knob(Strategy):
 
 
 def with_knobs(strategies: Sequence[Strategy], workload: WorkloadFacts) -> tuple[Strategy, ...]:
-    """Return the strategies, with those of a workload's knobs that are not among them."""
+    """Return the strategies, plus a strategy for each of the workload's knobs that has none yet."""
     known = {strategy.name for strategy in strategies}
     return (*strategies, *(knob for facts in workload.knobs if (knob := Knob(facts)).name not in known))
 
 
 def is_knob(name: str) -> bool:
-    """Say whether a strategy's name is that of a workload's knob."""
+    """Say whether a strategy's name is the name of a workload's knob."""
     return name.startswith(PREFIX)
 
 

@@ -127,7 +127,7 @@ def _set(name: str, value: Any) -> str:
 
 
 def _called(function: Callable[..., Any], asked: str) -> str:
-    """Describe a function by its name and the choice; by the choice alone if it has no name, as a lambda."""
+    """Describe a function by its name and the choice; a lambda, which has no name, by the choice alone."""
     while isinstance(function, partial):
         function = function.func
     name = getattr(function, "__name__", type(function).__name__)

@@ -100,7 +100,7 @@ def _first_line(error: BaseException) -> str:
 
 
 class FailingOperator:
-    """Recorder of the operator in which an error was raised, backward pass included; empty where it was in none."""
+    """Recorder of the operator in which an error was raised, forward or backward; empty if none was running."""
 
     def __init__(self) -> None:
         self.name = ""

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 WARM_UP_STEPS = 3
 """Number of warm-up steps: PyTorch's documentation asks for a few; a library's autotuning ends in the first."""
 MAX_RECORDINGS = 4
-"""Maximum number of recordings, one per batch signature: each keeps memory of its own."""
+"""Maximum number of recordings, one per batch signature: each recording keeps its own memory."""
 PAYS_AFTER_STEPS = 100
-"""Minimum number of replays, per change of the optimizer's options, for which recording again pays.
+"""Minimum number of replays, per change of the optimizer's options, at which another recording is worthwhile.
 
 The first change is free: an option set only once does not come from a scheduler.
 """
@@ -133,7 +133,7 @@ class CapturedStep(HostStep):
     # --- the schedule -------------------------------------------------------------------------
 
     def _schedule(self) -> None:
-        """Step the scheduler, or defer that under a loss scaler, where it depends on whether the update was skipped.
+        """Step the scheduler; with a loss scaler, defer its step, which depends on whether the update was skipped.
 
         The device is asked only when the next learning rate, or the scheduler itself, is read.
         """
@@ -145,7 +145,7 @@ class CapturedStep(HostStep):
             self._undecided = True
 
     def settle(self) -> None:
-        """Take the scheduler's pending step, so that the learning rate is the next update's. It may wait for the
+        """Make the scheduler's pending step, so that the learning rate is the next update's. This may wait for the
         device.
         """
         if not self._undecided:
@@ -309,7 +309,7 @@ class _Gradients:
 
     @contextmanager
     def shown_by(self, job: TrainingJob) -> Iterator[None]:
-        """Set the gradients as the job's, as after a step launched by the host, while the context is active."""
+        """Set these gradients in the job while the context is active, as after a step launched by the host."""
         before = [parameter.grad for parameter in job.parameters()]
         self._set(job, self.values)
         try:
@@ -331,7 +331,7 @@ class _Gradients:
 
 @dataclass(kw_only=True)
 class _Recording:
-    """Graphs of one recording, and the static tensors that they read. With `update` None the host runs the update."""
+    """Graphs of one recording, and the static tensors that they read. If `update` is None, the host runs the update."""
 
     batch: Any
     weights: torch.Tensor | None
@@ -428,7 +428,7 @@ def _named_leaves(batch: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _changes(signatures: Sequence[Key]) -> str:
-    """Return why no number of recordings would suffice for these batches."""
+    """Return the reason why no number of recordings would cover these batches."""
     shapes = [f"[{', '.join(found[0] for _, found in leaves if len(found) > 1)}]" for leaves in signatures]
     seen = ", ".join(dict.fromkeys(shapes))
     if len(set(shapes)) > 1:
@@ -443,7 +443,7 @@ def _changes(signatures: Sequence[Key]) -> str:
 
 
 def _clear_gradients(job: TrainingJob) -> None:
-    """Clear the gradients, so that the recorded backward pass allocates those into which every replay writes."""
+    """Clear the gradients, so that the recorded backward pass allocates the gradients that every replay writes."""
     job.optimizer.zero_grad(set_to_none=True)
     job.model.zero_grad(set_to_none=True)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
 
 MAX_ITEMS = 1000
-"""Maximum number of items of a container that is inspected; a longer one is taken for a table."""
+"""Maximum number of items of a container that is inspected; a larger container is assumed to be a lookup table."""
 MAX_DEPTH = 4
 MAX_ARRAY_BYTES = 1 << 20
 
@@ -31,7 +31,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 @dataclass(frozen=True, kw_only=True)
 class _Attribute:
-    """An attribute, buffer or parameter as it is at one moment.
+    """Snapshot of an attribute, buffer or parameter at one moment.
 
     Attributes:
         name: Human-readable name, with that of its module.
@@ -101,7 +101,7 @@ class CarriedState:
                     tensor.copy_(kept)
 
     def _watch(self, on_read: Callable[[str], None]) -> list[tuple[_Attribute, torch.Tensor]]:
-        """Replace the tensors that the last step set anew by copies that report when they are read."""
+        """Replace the tensors that the last step newly assigned by copies that report when they are read."""
         before, now = self._looks[-2:]
         watched = []
         for key, attribute in now.items():

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 IMPLEMENTATION = "causal_sdpa"
 MASKED = "sdpa"
-"""The library's name for the same attention with masks."""
+"""Name that transformers gives the same attention with masks."""
 GIVEN = ("position_ids", "past_key_values", "token_type_ids", "mm_token_type_ids")
-"""Arguments, besides masks, that make a call more than plain causal sequences."""
+"""Arguments, besides masks, whose presence means that a call has more than plain causal sequences."""
 WINDOWS = ("sliding_window", "attention_chunk_size")
 """Configuration options that keep tokens from attending to all earlier ones."""
 
@@ -124,7 +124,9 @@ class CausalLook:
 
     @property
     def refusal(self) -> str:
-        """Reason why the flag alone expresses less than the mask, or cannot be set; empty where they are equivalent."""
+        """Reason why the flag alone expresses less than the mask, or cannot be set; empty if the flag and the mask are
+        equivalent.
+        """
         if not self._models:
             return "requires a transformers model, whose attention masks Steptune can replace"
         if self._given:

@@ -67,7 +67,7 @@ def attach(
 
 
 def group_of_lane(model: DistributedDataParallel) -> Any:
-    """Return the process group for reductions beside the backward pass; every rank must call it.
+    """Return the process group for reductions that run during the backward pass; every rank must call it.
 
     It is the model's own on CUDA, where one thread enters all collectives; elsewhere a new one of the same ranks in the
     same order.
@@ -81,7 +81,7 @@ def group_of_lane(model: DistributedDataParallel) -> Any:
 def build(
     optimizer: torch.optim.Optimizer, arguments: CompressionArguments, max_grad_norm: float | None, lane: Lane
 ) -> Compression:
-    """Return the compression technique of the arguments' method."""
+    """Return the compression technique that the arguments name as their method."""
     match arguments.method:
         case "fp16" | "bf16":
             from steptune.tuner.training.compression.sixteen_bit import SixteenBit

@@ -213,7 +213,7 @@ Form = Whole | Sparse | Half | Blocks
 
 
 def relu_mask(output: torch.Tensor) -> torch.Tensor:
-    """Return the packed bits (ceil(n / 8),) of where a ReLU passes the gradient on, NaN included, as
+    """Return packed bits (ceil(n / 8),) that are set where a ReLU passes the gradient on, NaN included, as
     `threshold_backward` does.
     """
     return pack_bits(~(flattened(output) <= 0))

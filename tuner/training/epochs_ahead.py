@@ -58,7 +58,7 @@ class EpochsAhead:
         self._iterator: Any = None
 
     def __iter__(self) -> EpochIterator:
-        """Begin an epoch, whether or not the one before was finished."""
+        """Begin an epoch, whether or not the previous one was finished."""
         if not self._feed.begin():
             self.num_restarts += 1
             self._iterator = iter(self._endless)
@@ -154,7 +154,7 @@ class _Feed:
         return self._epochs[0]
 
     def __iter__(self) -> Iterator[Any]:
-        """Restart the feed; the loader calls it when no earlier request counts any more."""
+        """Restart the feed; the loader calls this when earlier requests no longer count."""
         source, self._begun = self._begun or _rest(iter(self._sampler)), None
         self._epochs = deque([_Epoch(source)])
         return _Asking(self)
@@ -209,7 +209,9 @@ class _Feed:
                 raise StopIteration
 
     def _guess(self) -> bool:
-        """Begin the epoch after the last requested one, if the sampler can be copied; return whether it was begun."""
+        """Begin the epoch after the last requested one, if the sampler can be copied; return whether that epoch was
+        begun.
+        """
         if self._failed >= GIVEN_UP_AFTER:
             return False
         if len(self._epochs) == 1:
@@ -240,7 +242,7 @@ class _Feed:
 
     @contextmanager
     def _generators_apart(self) -> Iterator[None]:
-        """Draw random numbers where the last guess ended, and restore the process's generators afterwards."""
+        """Draw random numbers from where the last guess ended, and restore the process's generators afterwards."""
         ours = generator_states()
         set_generators(self._apart)
         try:
@@ -264,8 +266,8 @@ class _Asking:
 
 
 def _rest(source: Iterator[Any]) -> Iterator[Any]:
-    """Rest of a pass. A sampler that is its own iterator begins anew where `iter` is called again, as `islice` and
-    `chain` do.
+    """Yield the rest of a pass by `next` alone: `islice` and `chain` would call `iter` again, which restarts a sampler
+    that is its own iterator.
     """
     while True:
         try:

@@ -30,7 +30,9 @@ def offered_implementations(model: torch.nn.Module) -> tuple[str, ...]:
 
 
 def used_implementation(model: torch.nn.Module) -> str | None:
-    """Return the implementation that all expert layers use; None where there are no such layers, or they differ."""
+    """Return the implementation that all expert layers use; None if there are no such layers, or if they use different
+    ones.
+    """
     names = {str(layer.expert_implementation) for layer in _layers(model)}
     own = {theirs: name for name, theirs in TRANSFORMERS_NAMES.items()}
     for inner in _transformers_models(model):

@@ -31,7 +31,7 @@ ELEMENT_WISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "
 """Classes of torch.optim whose update of an element depends on that element only."""
 
 _OF_ALL = ("step", "mu_product", "eta", "mu")
-"""State keys of those classes whose value is one number for the whole tensor."""
+"""Keys of the state entries, in those classes, that are one number for the whole tensor."""
 
 
 class FlatParameters(ParameterLayout):
@@ -55,7 +55,7 @@ class FlatParameters(ParameterLayout):
         self.order = [group["params"] for group in optimizer.param_groups]
 
     def finish_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Copy the parameters' gradients into those of the buffers, and free them.
+        """Copy the parameters' gradients into the buffers' gradients, and free the parameters' own.
 
         Raises:
             UnsupportedError: A parameter has no gradient (alone it would be left out of the update), or lies elsewhere.

@@ -26,8 +26,8 @@ _ARITHMETIC = ("erfinv_", "log_", "pow_", "mul_", "add_", "sub_", "div_", "clamp
 ones.
 """
 _COMPARISONS = ("lt", "gt")
-"""Comparisons with which initialisers redraw until no number is out of bounds: without numbers the loop would never
-end.
+"""Comparisons that initialisers repeat until no random number is out of bounds: on tensors without values the loop
+would never end.
 """
 _WRITES = ("copy_", "fill_", "zero_")
 

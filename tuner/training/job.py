@@ -177,7 +177,9 @@ class TrainingJob:
             yield [names[parameter] for parameter in parameters if parameter in names], group
 
     def gradient_norm(self, gradients: list[torch.Tensor]) -> float:
-        """Return the norm of the whole model's gradients; where ranks hold parts of them, every rank must call it."""
+        """Return the norm of the whole model's gradients; if ranks hold only parts of the gradients, every rank must
+        call this.
+        """
         return self.layout.norm(self.parameters(), gradients)
 
     def parameters(self) -> list[Any]:
@@ -185,13 +187,13 @@ class TrainingJob:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def clip(self) -> None:
-        """Clip the gradients to the workload's norm, where it has one."""
+        """Clip the gradients to the workload's norm, if the workload has one."""
         if self.workload.max_grad_norm is not None and not any(hook.has_clipped for hook in self.hooks):
             self.layout.clip(self.parameters(), self.workload.max_grad_norm)
 
     @property
     def steps_per_round(self) -> int:
-        """Smallest number of steps in which each kind of a step's work occurs."""
+        """Minimum number of consecutive steps that contain every kind of work that a step can do."""
         return max((hook.steps_per_round for hook in self.hooks), default=1)
 
     @property
@@ -203,7 +205,7 @@ class TrainingJob:
 
     @property
     def samples_drawn(self) -> int | None:
-        """Number of samples that the loader puts into a batch, for all ranks; None where its sampling does not say."""
+        """Number of samples, for all ranks, that the loader puts into a batch; None if its sampling has none."""
         sampler = getattr(self.loader, "batch_sampler", None)
         order = getattr(sampler, "batches", None)
         if order:
@@ -232,8 +234,8 @@ class TrainingJob:
 
     @property
     def skipped_steps(self) -> int:
-        """Number of updates that the loss scaler skipped so far, counted on the device: reading it waits for the
-        device.
+        """Number of updates that the loss scaler skipped so far, counted on the device; reading this number waits for
+        the device.
         """
         return int(self._skipped_steps) + self.runner.skipped_steps
 
@@ -303,7 +305,8 @@ class TrainingJob:
         return {**self._place(), "kept": kept} if kept else {}
 
     def load_rank_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load what `rank_state_dict` returned on this rank of a job with as many ranks; after the optimizer's state.
+        """Load the result of `rank_state_dict` from the same rank of a job with the same number of ranks; load the
+        optimizer's state first.
 
         Raises:
             WorkloadRejectedError: The state belongs to another rank, or to other settings.
@@ -350,7 +353,7 @@ class TrainingJob:
         return next((hook for hook in self.hooks if hook.method), None)
 
     def _place(self) -> dict[str, Any]:
-        """Return what identifies the owner of a rank's state: method, settings, rank and number of ranks."""
+        """Return the identity of the owner of a rank's state: method, settings, rank and number of ranks."""
         import torch.distributed as dist
 
         keeper = self._keeper()

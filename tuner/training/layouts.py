@@ -34,12 +34,12 @@ def dense_strides(tensor: torch.Tensor) -> Strides:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Say whether a strided tensor's elements fill its memory without holes, each at an address of its own."""
+    """Say whether a strided tensor's elements fill its memory without holes and without overlap."""
     return _same(tensor.shape, tensor.stride(), dense_strides(tensor))
 
 
 def with_strides(value: torch.Tensor, strides: Strides) -> torch.Tensor:
-    """Return the same values with dense strides; the tensor itself where it has these already."""
+    """Return the same values with dense strides; the tensor itself if it already has these strides."""
     import torch
 
     if value.layout is not torch.strided or _same(value.shape, value.stride(), strides):

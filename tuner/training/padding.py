@@ -59,8 +59,8 @@ def unaligned_linears(model: nn.Module, multiple: int) -> list[nn.Linear]:
 
 
 def pad_linears(model: nn.Module, multiple: int) -> nn.Module:
-    """Replace the class of every linear layer with unaligned sizes by a padded one; modules and parameters stay the
-    same objects.
+    """Replace the class of every linear layer with unaligned sizes by a padded class, in place: modules and parameters
+    remain the same objects.
     """
     for module in unaligned_linears(model, multiple):
         module.__class__ = PaddedLinear

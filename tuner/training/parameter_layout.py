@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ParameterLayout:
-    """Base layout: whole parameters, each in memory of its own.
+    """Base layout: whole parameters, each in separate memory.
 
     `parameters` are always those that the optimizer updates. Where a rank holds only a part of something, every rank
     must call the method, and gets the whole.
@@ -37,14 +37,14 @@ class ParameterLayout:
     # --- gradients ----------------------------------------------------------------------------
 
     def waiting(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Wrap a micro-batch whose gradients are reduced together with the last one's."""
+        """Return a context for a micro-batch whose gradients are reduced together with those of the last one."""
         return model.no_sync() if hasattr(model, "no_sync") else nullcontext()  # type: ignore[operator]
 
     def finish_gradients(self, parameters: Parameters) -> None:
         """Transfer the gradients of a backward pass to the parameters that the optimizer updates."""
 
     def gradients_by_parameter(self) -> Mapping[torch.nn.Parameter, torch.Tensor]:
-        """Return the gradients of parameters that do not hold them themselves."""
+        """Return the gradients that are not stored in their parameters' `grad`, by parameter."""
         return {}
 
     def norm(self, parameters: Parameters, gradients: list[torch.Tensor]) -> float:

@@ -1,4 +1,4 @@
-"""Vision transformer that classifies the mean of its tokens instead of a class token.
+"""Vision transformer that classifies the mean of its tokens instead of the class token.
 
 The class token is left out before the first block, and the normalisation after the last one gives the mean of all
 tokens in the place of the first, which is what the classifier takes. Both are hooks: the parameters stay, and the

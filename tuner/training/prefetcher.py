@@ -28,7 +28,7 @@ class CopyStream(Protocol):
     """Stream on which batches are copied."""
 
     def copying(self) -> AbstractContextManager[Any]:
-        """Run the copies launched inside the context beside the computation."""
+        """Run the copies launched inside the context concurrently with the computation."""
 
     def hand_over(self, batch: Any) -> None:
         """Make later computation wait for the copy, and keep the batch's memory until it is used."""
@@ -45,7 +45,7 @@ class SameStream:
 
 
 class SideStream:
-    """A CUDA stream for copies beside the current one."""
+    """CUDA stream on which copies run concurrently with the current stream."""
 
     def __init__(self, device: torch.device) -> None:
         import torch

@@ -165,7 +165,7 @@ class BalancedBatches:
         return count // size if self._workload.drop_last else -(-count // size)
 
     def first_pool(self) -> tuple[list[Indices], list[Indices]]:
-        """Return the first epoch's first pool of batches, regrouped and as the workload's sampling would group it."""
+        """Return the first epoch's first pool of batches twice: regrouped, and as the workload's sampling groups it."""
         count = self._arguments.pool_batches
         return list(islice(self.global_batches(0), count)), list(islice(self.unsorted_batches(0), count))
 
@@ -178,7 +178,7 @@ class BalancedBatches:
             number += 1
 
     def unsorted_batches(self, epoch: int) -> Iterator[Indices]:
-        """Yield batches of the same samples as the workload's own sampling groups them."""
+        """Yield the same samples in batches as the workload's own sampling groups them."""
         indices = self._indices(epoch)
         while batch := list(islice(indices, self._batch_size)):
             if len(batch) == self._batch_size:

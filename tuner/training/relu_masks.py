@@ -135,7 +135,7 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 @cache
 def _functions() -> tuple[Any, Any]:
-    """Return the autograd functions; they are created here because that loads torch."""
+    """Return the autograd functions; they are created on demand, because creating them loads torch."""
     import torch
 
     class Rectify(torch.autograd.Function):

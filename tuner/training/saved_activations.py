@@ -30,7 +30,7 @@ LOSSLESS = (RELU_MASK, RELU_SPARSE)
 
 @dataclass
 class Count:
-    """Bytes of one forward pass: those of the encoded tensors, and those kept instead."""
+    """Bytes of one forward pass: of the tensors before encoding, and of the encodings that are kept."""
 
     bytes_in: int = 0
     bytes_kept: int = 0

@@ -139,7 +139,7 @@ def _holders(model: torch.nn.Module) -> Counter[int]:
 
 
 def _mesh(sharding: ShardingArguments, device: torch.device) -> DeviceMesh:
-    """Return the device mesh: all ranks in one dimension, host after host; hybrid: hosts by the ranks of a host."""
+    """Return the device mesh: all ranks in one dimension, by host; for hybrid sharding, hosts times ranks per host."""
     from torch.distributed.device_mesh import DeviceMesh
 
     if sharding.mode != "hybrid":
@@ -222,8 +222,8 @@ def reduction_factor(model: torch.nn.Module) -> float:
 
 @contextmanager
 def unreduced(model: torch.nn.Module) -> Iterator[None]:
-    """Keep the gradients of backward passes inside the context whole and unreduced on their rank, where they
-    accumulate.
+    """Keep the gradients of backward passes inside the context on each rank, whole and unreduced, and accumulate them
+    there.
     """
     sharded: Any = model
     sharded.set_requires_gradient_sync(False)
@@ -234,7 +234,7 @@ def unreduced(model: torch.nn.Module) -> Iterator[None]:
 
 
 def gathered_dtypes(model: torch.nn.Module) -> dict[int, torch.dtype]:
-    """Return the dtype in which its unit computes with each sharded parameter, by the parameter's identity."""
+    """Return the dtype in which each sharded parameter's unit computes with it, by the parameter's identity."""
     from torch.distributed.fsdp import FSDPModule
 
     found: dict[int, torch.dtype] = {}

@@ -66,8 +66,8 @@ class StepHook:
         return {}
 
     def kept(self, names: Names) -> dict[str, Any]:
-        """Return the state that the hook keeps on this rank for later steps, in tensors of its own; empty where there
-        is none.
+        """Return the state that the hook keeps on this rank for later steps, in separate tensors; empty if it keeps
+        none.
 
         Args:
             names: The user's names of the parameters.

@@ -1,4 +1,4 @@
-"""Interface of runners of a job's step: launched by the host, recorded, or as a pipeline. The job itself names none."""
+"""Interface of runners of a job's step: launched by the host, recorded, or as a pipeline. The job names none."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def map_structure(
 
 
 def moved(batch: Any, device: torch.device, *, non_blocking: bool) -> Any:
-    """Return a batch with everything that can be moved on the device."""
+    """Move everything in a batch that can be moved to the device, and return the batch."""
     return map_structure(
         lambda leaf: leaf.to(device, non_blocking=non_blocking) if hasattr(leaf, "to") else leaf, batch
     )

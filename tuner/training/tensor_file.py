@@ -91,8 +91,8 @@ def map_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 
 def _view(mapping: mmap.mmap, start: int, entry: _Entry) -> torch.Tensor:
-    """Return a tensor over its part of the mapping, with a storage of its own: torch.compile takes tensors that share a
-    storage for aliases.
+    """Return a tensor over its part of the mapping, with a separate storage: torch.compile treats tensors that share a
+    storage as aliases.
     """
     import torch
 

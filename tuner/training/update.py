@@ -1,4 +1,4 @@
-"""Update of a job's parameters: the user's optimizer over what the plan has it update, and the user's scheduler."""
+"""Update of a job's parameters: the user's optimizer, over the plan's parameters, and the user's scheduler."""
 
 from __future__ import annotations
 

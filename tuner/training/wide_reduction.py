@@ -48,5 +48,5 @@ def is_needed(num_ranks: int, dtype: str) -> bool:
 
 
 def widened(flat: torch.Tensor) -> torch.Tensor:
-    """Return an FP32 copy of a 16-bit tensor; any other tensor as it is."""
+    """Return an FP32 copy of a 16-bit tensor; any other tensor unchanged."""
     return flat.float() if flat.element_size() == 2 else flat

@@ -22,7 +22,7 @@ when it stops.
 LIMIT_S = 2.0
 REPEATS, SETTLE_S = 20, 0.005
 TAKES_PART = 0.1
-"""Minimum share of the busiest thread's time for which a thread counts as taking part."""
+"""Minimum time, as a share of the busiest thread's, at which a thread counts as taking part."""
 
 
 class WorkerThread(NamedTuple):
@@ -38,7 +38,7 @@ class WorkerThread(NamedTuple):
 
 
 def threads_of_an_operator() -> list[WorkerThread]:
-    """Return this process's threads that an operator runs on now; empty where the system does not tell.
+    """Return this process's threads that an operator runs on now; empty if the system does not report them.
 
     Another thread that is busy meanwhile counts as well.
     """
@@ -68,7 +68,7 @@ def are_bound(threads: list[WorkerThread]) -> bool:
 
 
 def _times() -> dict[str, int]:
-    """Return each thread's nanoseconds on a core."""
+    """Return the time that each thread has spent on a core, in nanoseconds."""
     try:
         return {task.name: int((task / "schedstat").read_text().split()[0]) for task in TASKS.iterdir()}
     except (OSError, ValueError, IndexError):

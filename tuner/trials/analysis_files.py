@@ -15,12 +15,12 @@ from msgspec.structs import replace
 from steptune.tuner.trace_records import Lane, RankAnalysis, Timeline, TraceAnalysis
 
 MAX_LINE_BYTES = 4 << 20
-"""Maximum bytes of a line: larger than a rank without its lanes, and than a lane."""
+"""Maximum bytes of a line: more than a rank without its lanes takes, and more than a lane takes."""
 MAX_TIMELINE_BYTES = 64 << 20
-"""Maximum bytes of a timelines file: more than 200 devices at a quarter of a megabyte each."""
+"""Maximum bytes of a timelines file: enough for more than 200 devices at 0.25 MB each."""
 MAX_ANALYSIS_BYTES = 16 << 20
 MAX_LANES_BYTES = 96 << 20
-"""Maximum bytes of a lanes file: as many full lanes as a page has rows."""
+"""Maximum bytes of a lanes file: enough for as many full lanes as a page has rows."""
 Kind = TypeVar("Kind", bound=msgspec.Struct)
 _LIST, _ANALYSIS = b"[", b'{"ranks":['
 

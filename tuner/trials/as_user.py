@@ -1,4 +1,4 @@
-"""Commands that run as the user of the trials, who alone may read all of its files and processes.
+"""Commands that run as the trials' user: only that user may read all files and processes of the trials.
 
 User code with the same user may read the environment of such a command, and stop or kill it. So the command gets
 nothing from our environment, and has a time limit.
@@ -20,7 +20,7 @@ class DisturbedError(RunnerError):
 
 
 def run_as(as_user: Sequence[str], *command: str, given: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, whatever its status.
+    """Run a command to its end, and accept any exit status.
 
     Args:
         as_user: Command prefix that runs a command as that user; empty for our own user.

@@ -1,4 +1,4 @@
-"""Direct calls of `dropout` outside of a dropout module, named by the module that makes them."""
+"""Observation of direct calls of `dropout` outside dropout modules; each call is named after its module."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ Look = Callable[[str, Any, Any], None]
 
 
 class CalledDropout(TorchFunctionMode):
-    """Observer of every direct call of `dropout` while active, named by its position among the calls of its module.
+    """Observer of every direct call of `dropout` while active; a call is named by its position among its module's
+    calls.
 
     Positions are distinguished because a batch in parts, or a forward pass that is partly recomputed,
     makes some calls weigh more than others. Compiled code is one class of modes, and is left alone.
@@ -31,7 +32,7 @@ class CalledDropout(TorchFunctionMode):
         self._inside.append(_Entry(name or "the model", module))
 
     def leave(self, module: torch.nn.Module) -> None:
-        """Leave a module; after the whole model, calls in the loss are numbered anew."""
+        """Leave a module; when the whole model is left, numbering restarts for calls in the loss."""
         self._inside.pop()
         if module is self._model:
             self._inside[0] = _Entry("the loss behind the model", None)

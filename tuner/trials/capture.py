@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 TARGET_S = 0.6
 MAX_STEPS = 10
-"""Maximum number of profiled steps. Fewer hide what happens in some steps only, and give more weight to the host's lead
-before them.
+"""Maximum number of profiled steps. Fewer steps would miss work that only some steps do, and give more weight to the
+host's lead at the start.
 """
 WARM_UP_STEPS = 1
 COLLECTION_MARK = "Python GC"
@@ -32,7 +32,8 @@ def num_profiled_steps(step_time_ns: int) -> int:
 
 
 def _export(recorder: Any, path: Path) -> None:
-    """Write a trace. The profiler raises no error where it fails: it leaves no file, an empty one, or a part.
+    """Write a trace and check it: a profiler that fails raises no error, but leaves no file, an empty one, or part of
+    one.
 
     Raises:
         RunnerError: The trace is missing or incomplete.

@@ -30,7 +30,7 @@ TAIL_BYTES = 8192
 
 
 class ServerConnection:
-    """Connection to a trial server that it starts in a given interpreter.
+    """Trial server that is started in a given interpreter, and the connection to it.
 
     Args:
         python: The user's interpreter.

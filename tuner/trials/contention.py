@@ -12,12 +12,12 @@ import psutil
 from steptune.tuner.hardware import allowed_cores, usable_cores
 
 TICKS_OF_ERROR = 3
-"""Error of a difference between readings, in ticks of 10 ms, in which both counters advance."""
+"""Maximum error of a difference between two readings, in ticks of 10 ms; both counters advance by ticks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CpuReading:
-    """CPU seconds on the cores that this process may use: of all processes, and of its own session."""
+    """CPU seconds on the cores that this process may use: those of all processes, and those of its own session."""
 
     busy_s: float
     own_s: float

@@ -49,7 +49,7 @@ class DeviceLook(Protocol):
 
 
 class DeviceWatch:
-    """Judge of the windows of one trial by the state of its device.
+    """Check of one trial's windows, which decides by the state of the device whether they count.
 
     Args:
         look: Reader of the device; None on a CPU, and where the device cannot be read.
@@ -73,7 +73,7 @@ class DeviceWatch:
         self._before = self._look.look() if self._look else None
 
     def end(self) -> tuple[DeviceReading | None, str | None]:
-        """End a window; return its reading, and the reason for which it does not count or None."""
+        """End a window; return its reading, and the reason why the window does not count, or None if it counts."""
         if self._look is None or self._before is None:
             return None, None
         after = self._look.look(self._before.at_us)
@@ -175,7 +175,7 @@ class NvmlLook:
         )
 
     def _is_seen(self) -> bool:
-        """Say whether the driver numbers processes as this process does; in a PID namespace of its own it does not."""
+        """Say whether the driver and this process number processes alike; in a separate PID namespace they do not."""
         what = "use by other processes"
         running = self._asked(what, lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle))
         if running is None:

@@ -1,4 +1,4 @@
-"""Disturbance of a reference run by the rounding of an arithmetic, to measure the effect of rounding on this model.
+"""Disturbance of a reference run by an arithmetic's rounding errors, to measure how rounding affects this model.
 
 Parameters alone do not show it: where a gradient is zero by symmetry (the bias of attention's keys, say),
 disturbed parameters keep the symmetry and rounding breaks it, which an optimizer that normalises its
@@ -35,7 +35,7 @@ TOWARDS_NEIGHBOUR = 1.25
 spacing between two powers of two, also just below a power of two, where the spacing is half as large.
 """
 PIECE = 1 << 22
-"""Number of elements that are disturbed at once."""
+"""Number of elements in each piece of a tensor that is disturbed."""
 SEEDS_OF_A_RANK = 2**16
 """Distance between the seeds of ranks, larger than the number of seeds that a rank uses."""
 
@@ -94,8 +94,8 @@ class Disturbance:
         return torch.where(moves, step, 0.0)
 
     def of_rank(self, rank: int) -> Disturbance:
-        """Return the disturbance of outputs on a rank: parameters are disturbed alike on all ranks, outputs on each
-        rank separately.
+        """Return the disturbance of outputs on a rank: parameters get the same disturbance on all ranks, outputs a
+        different one on each.
 
         Rank 0 continues with the generator that has disturbed the parameters.
         """

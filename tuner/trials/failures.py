@@ -30,9 +30,10 @@ EXTERNAL_SIGNALS = frozenset(
         *([signal.SIGPWR] if hasattr(signal, "SIGPWR") else []),
     }
 )
-"""Signals that users, schedulers and the kernel send; a program does not receive them from a mistake of its own."""
+"""Signals that users, schedulers and the kernel send; a program's own mistake does not cause them."""
 MAX_REPEATS, MAX_UNCLEAR_REPEATS = 2, 1
-"""Maximum repeats of a run that its environment ended, and of one that may have ended by its own fault."""
+"""Maximum number of repeats of a run that its environment ended, and of a run that may have ended through its own
+fault."""
 
 _DEFAULT_COLLATE = "torch/utils/data/_utils/collate.py"
 _WORKER_TRACEBACK = "Original Traceback (most recent call last):"

@@ -38,7 +38,7 @@ def why_not_compared(job: TrainingJob) -> str | None:
 
 
 def set_initial_state(job: TrainingJob, path: Path, disturb: Disturbance | None = None) -> None:
-    """Set parameters and buffers to the stored ones, and nothing else: alike on all ranks."""
+    """Set parameters and buffers, and nothing else, to the stored values, which are the same on all ranks."""
     import torch
 
     state, _ = map_tensors(path)
@@ -54,7 +54,9 @@ def set_initial_state(job: TrainingJob, path: Path, disturb: Disturbance | None 
 
 
 def _change(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-    """Return the change of values; an infinity or NaN that stays (as in a buffer with a mask) counts as no change."""
+    """Return the change of values; an element that remains NaN or the same infinity (as in a buffer with a mask) counts
+    as unchanged.
+    """
     stayed = (before == after) | (before.isnan() & after.isnan())
     return (after - before).masked_fill(stayed, 0.0)
 
@@ -149,8 +151,8 @@ class GradientWatch:
         )
 
     def _left_over(self) -> torch.Tensor:
-        """Return the number of gradients that remain after a step; 0 for a recorded step, which writes its gradients
-        anew.
+        """Return the number of gradients that remain after a step; 0 for a recorded step, which overwrites its
+        gradients.
         """
         import torch
 
@@ -256,8 +258,8 @@ class GradientReference:
         )
 
     def noise_of(self, watch: GradientWatch, unit_roundoff: float) -> list[Noise]:
-        """Return the noise of a candidate's gradients, scaled by its distance from the reference; its updates must be
-        right.
+        """Return the noise of a candidate's gradients, scaled by its distance from the reference; valid only if the
+        candidate's updates are right.
         """
         noise = self.gradients.noise_at(unit_roundoff)
         if not self.weights.steps:

@@ -49,7 +49,8 @@ from steptune.tuner.trials.messages import (
 )
 
 PATIENCE = 3
-"""Multiple of the cap (at least of one second) after which a group without two counted rounds is given up."""
+"""Multiple of a window's maximum duration (taken as at least 1 s) after which a group without two counted rounds is
+ended."""
 
 
 class Member:
@@ -84,7 +85,7 @@ class Member:
         return {w.round: w for w in self.windows}
 
     def count_all_windows(self) -> None:
-        """Count void windows too, each marked with the reason."""
+        """Make void windows count too; each keeps the reason as a mark."""
         self.windows = [w if w.void is None else replace(w, void=None, marked=w.void) for w in self.windows]
 
     def take_in(self, message: FromRank) -> None:

@@ -76,20 +76,20 @@ if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
 
 UPDATE_DEVICES = ("cpu", "cuda")
-"""Devices on which a replayed update rejects candidates. Correct updates of `benchmarks/guard_power.py` and
-`guard_device.py` reach less than half of the limit.
+"""Devices on which the check of a replayed update may reject a candidate. Correct updates of
+`benchmarks/guard_power.py` and `guard_device.py` reach less than half of the limit.
 """
 OWN_UPDATE_DEVICES = ("cpu",)
-"""Devices on which the replayed update of a step defined by the workload rejects candidates."""
+"""Devices on which the check of a replayed update may reject a candidate whose step the workload defines."""
 COARSE_GRADIENT_DEVICES = ("cpu",)
-"""Devices on which gradients under 16 bits or TF32 reject candidates, apart from differences that no rounding explains
-(a gradient that is not finite, or that only one training has). On an H100 correct changes of small trainings reach 0.73
-of the limits, and those of GPT-2 in bfloat16 three times the limit on a tensor's size.
+"""Devices on which the check of 16-bit or TF32 gradients may reject a candidate, apart from differences that no
+rounding explains (a gradient that is not finite, or that only one training has). On an H100 correct changes of small
+trainings reach 0.73 of the limits, and those of GPT-2 in bfloat16 three times the limit on a tensor's size.
 """
 OUTPUT_DEVICES = ("cpu",)
-"""Devices on which modules' outputs under 16 bits reject candidates."""
+"""Devices on which the check of modules' 16-bit outputs may reject a candidate."""
 GUARDED_DEVICES = ("cpu", "cuda")
-"""Devices on which all other checks reject candidates: gradients in FP32, state, averages, and masks."""
+"""Devices on which all other checks may reject a candidate: gradients in FP32, state, averages, and masks."""
 
 
 def check_update(rules: Sequence[UpdateRule], watch: UpdateWatch, job: TrainingJob) -> GuardCheck:
@@ -511,7 +511,7 @@ def _stored_reference(files: StudyFiles) -> GuardReference:
 
 
 def needs_no_compilation(files: StudyFiles, spec: TrialSpec, device: torch.device) -> bool:
-    """Return True where a compiled candidate's steps without dropout show as much if they run uncompiled.
+    """Say whether a compiled candidate's steps without dropout can run uncompiled and still show as much.
 
     With dropout off, a model is another graph, which is never measured but takes as long to compile. This is not needed
     if today's settings compile in the same way and the reference was made without compilation; the curve part runs
@@ -526,7 +526,7 @@ def needs_no_compilation(files: StudyFiles, spec: TrialSpec, device: torch.devic
 
 
 def _with_repetition(reference: GuardReference, seen: Tolerance) -> GuardReference:
-    """Widen the reference's repetition by the deviation of another run of its settings, in another process."""
+    """Widen the reference's tolerance to the deviation of another process's run of the same settings, if larger."""
     return msgspec.structs.replace(reference, repetition=widest([reference.repetition, seen]))
 
 

@@ -111,7 +111,7 @@ def run_audits(
     watch: GradientWatch | None,
 ) -> None:
     """Run steps that each begin from the initial parameters, on the batches after those of the pointwise part and the
-    curve, whatever the length of a horizon.
+    curve, regardless of a horizon's length.
     """
     import torch
 

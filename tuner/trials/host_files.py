@@ -19,13 +19,13 @@ from steptune.tuner.trials.study_files import StudyFiles
 OF_ONE_HOST = ("logs", "trials", "compile_cache", "compiler_headers")
 """Folders whose files no other host's ranks read."""
 MAX_LOG_BYTES = 16 << 20
-"""Maximum bytes, from its end, that a host sends of a job's log."""
+"""Maximum bytes that a host sends of a job's log, taken from the log's end."""
 Version = tuple[int, int]
 
 
 def changed(directory: Path, sent: dict[str, Version]) -> Iterator[Put]:
-    """Yield the files that another host lacks, and record in `sent` that it has them. Links are followed to files of
-    the directory.
+    """Yield the files that another host lacks, and record in `sent` that it has them. Only links to files in the
+    directory are followed.
 
     Raises:
         RunnerError: A link leads elsewhere, or to a folder.
@@ -117,7 +117,7 @@ def place_of(directory: Path, name: str, folders: tuple[str, ...] = ()) -> Path:
 
 
 def put(directory: Path, part: Put) -> None:
-    """Write a part of one of the study's files, which is complete with its last part.
+    """Write a part of one of the study's files; the last part completes the file.
 
     Raises:
         RunnerError: The file does not belong to the study, or cannot be written.
@@ -131,8 +131,7 @@ def put(directory: Path, part: Put) -> None:
 
 
 def take_back(directory: Path, part: Put, host: int) -> Path:
-    """Write a part of a file that a host's ranks left, after the driver's own log and beside its traces; return the
-    path.
+    """Write a part of a file that a host's ranks left, and return the path; a log is appended to the driver's own.
 
     Raises:
         RunnerError: The file does not belong to the study, exists already, or cannot be written.

@@ -308,7 +308,7 @@ def _mac(key: bytes, number: int, body: bytes) -> bytes:
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Configure the kernel to detect within `NO_PROGRESS_S` that a host has gone silent; the last option decides."""
+    """Configure the kernel to detect a silent host within `NO_PROGRESS_S`; if supported, the last option decides."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (

@@ -57,8 +57,8 @@ class InputMeter:
         )
 
     def _read(self) -> tuple[int, int]:
-        """Return the nanoseconds in which all makers computed or queued for a core, and the bytes that they read from
-        storage.
+        """Return the nanoseconds in which all processes that make batches computed or queued for a core, and the bytes
+        that they read from storage.
         """
         runnable_ns = read_bytes = 0
         for pid in self._workers or [psutil.Process().pid]:

@@ -168,14 +168,14 @@ class JobBoard:
         return job
 
     def tell(self, job: Job, command: Any) -> None:
-        """Send a command to rank 0; the deadline of the phase begins anew."""
+        """Send a command to rank 0; the phase's deadline restarts."""
         job.pause()
         job.resume()
         job.server.send(Tell(job=job.job_id, command=msgspec.Raw(encode(command))))
 
     def next_message(self, job: Job) -> FromRank | None:
         """Return the next message of a job, or None when it has ended. A job that exceeds its phase's deadline is
-        killed, and its failure says so.
+        killed, and its failure names the limit.
         """
         while True:
             if job.inbox:

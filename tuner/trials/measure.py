@@ -98,8 +98,8 @@ def take_window(
     most: Callable[[Sequence[float]], Sequence[float]] = lambda values: values,
     watch: DeviceWatch | None = None,
 ) -> Window:
-    """Time at least `num_steps` steps beginning at batch `position`. Samples are those of all ranks, times those of the
-    slowest.
+    """Time at least `num_steps` steps beginning at batch `position`. Samples are counted over all ranks; times are the
+    slowest rank's.
 
     Where the loader is not ahead of the model, the window spans several times what it may hold, so
     that batches made before the window do not flatter it. Where batches are made of pools, or not every step averages

@@ -76,7 +76,7 @@ def forget_peak(device: torch.device) -> None:
 
 
 def _return_freed() -> None:
-    """Return freed memory that the C library keeps to the kernel, if the library supports that."""
+    """Make the C library return freed memory to the kernel, if the library supports that."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

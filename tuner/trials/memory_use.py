@@ -48,7 +48,7 @@ class Taker:
 
 
 def processes_of(roots: Collection[int], uid: int | None) -> set[int]:
-    """Return the ids of a user's processes, and of the roots with all of their descendants."""
+    """Return the ids of a user's processes, of the root processes, and of all descendants of these roots."""
     children: dict[int, list[int]] = {}
     found: set[int] = set()
     for entry in os.scandir("/proc"):
@@ -76,7 +76,7 @@ def memory_of(
     as_user: Sequence[str] = (),
     python: str = sys.executable,
 ) -> int:
-    """Return the bytes that processes take together, exact where they exceed a limit.
+    """Return the bytes that processes take together: an upper bound if that is within the limit, else the exact number.
 
     Args:
         in_memory: Further files in memory that belong to the processes, with their bytes.
@@ -237,7 +237,7 @@ def _user_of(pid: int) -> int | None:
 
 
 def _share_of(pid: int, rough: dict[str, int], files: Collection[File], private: Collection[tuple[int, int]]) -> int:
-    """Return the memory of a process beside those files, or all of its resident memory where details cannot be read."""
+    """Return the memory of a process without these memory files; all resident memory if details cannot be read."""
     try:
         shares = _fields(f"/proc/{pid}/smaps_rollup", ("Pss_Anon", "Pss_Shmem"))
         counted = 0
@@ -301,7 +301,7 @@ def _field(path: str, name: str) -> int:
 
 
 def _fields(path: str, names: Collection[str]) -> dict[str, int]:
-    """Return named values of a kernel file that reports kilobytes, in bytes."""
+    """Return named values of a kernel file, converted from kilobytes to bytes."""
     lines = (line.partition(":") for line in Path(path).read_text(errors="replace").splitlines())
     return {name: int(value.split()[0]) * 1024 for name, _, value in lines if name in names}
 

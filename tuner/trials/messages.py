@@ -89,7 +89,8 @@ class RankMessage(_Message):
     job: str
     rank: int
     message: bytes
-    """Message in the rank's own encoding. User code can write there too, so the server does not decode it."""
+    """Message as encoded by the rank. The server does not decode it, because user code can write to the connection too.
+    """
 
 
 class RankExited(_Message):
@@ -222,7 +223,7 @@ def encode(message: Any) -> bytes:
 
 
 def decoder_of(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    """Return a decoder for one of the unions above."""
+    """Return a decoder for one of this module's unions of messages."""
     return msgspec.msgpack.Decoder(kind)
 
 
@@ -270,7 +271,7 @@ class Channel:
             return bool(selector.select(timeout_s))
 
     def read_available(self) -> bool:
-        """Read once without blocking longer than the data takes; return False at the end of the stream.
+        """Read once, and wait only if nothing has arrived yet; return False at the end of the stream.
 
         Raises:
             MessageTooLargeError: The other end announces a message that is too long.

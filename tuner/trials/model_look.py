@@ -434,8 +434,8 @@ def look_at_optimizer(job: TrainingJob) -> OptimizerFacts:
 
 
 def state_bytes(job: TrainingJob) -> int:
-    """Return the bytes of the optimizer's state after a step, computed on tensors without storage. 0 where that fails:
-    the optimizer cannot step on such tensors, or creates its state at another time.
+    """Return the bytes of the optimizer's state after a step, computed on tensors without storage. 0 if the optimizer
+    cannot step on such tensors, or creates its state at another time.
     """
     import torch
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def rank_device(kind: str, rank: int, memory_limit_bytes: int | None = None) -> torch.device:
     """Return the device of a rank, with memory limited: rank r of a host uses the r-th visible GPU. With emulated
-    devices, as many ranks share each GPU as it has parts, and their tensors take no more than their part.
+    devices, each GPU is divided into parts, and each rank may fill one part.
 
     Raises:
         PlatformError: There are fewer GPUs than ranks.

@@ -93,7 +93,7 @@ class ReferenceRequest(Record):
     """True if candidates may compute the update's bias corrections in FP32."""
     eager: bool = False
     """True to compile nothing: compilation rounds differently, which candidates' tolerances cover, and disturbed runs
-    would compile the model anew each time.
+    would compile the model again each time.
     """
     memory_limit_bytes: int | None = None
     environment_variables: dict[str, str] = {}  # noqa: RUF012 (a struct copies its defaults)
@@ -173,7 +173,7 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
 
 
 def _why_no_rule(watch: UpdateWatch, *, in_fp32: bool) -> str:
-    """Return the reason for which the replay does not agree with the reference's own updates; empty where it does."""
+    """Return the reason for which the replay does not agree with the reference's own updates; empty if it does."""
     if watch.why_no_rule or not watch.tracks:
         return watch.why_no_rule or "no optimizer stepped"
     own = max(worst_deviation(track.rule, track.steps, in_fp32=in_fp32).score for track in watch.tracks)
@@ -214,14 +214,14 @@ def _scatter(first: _Run, seeds: Sequence[_Run]) -> Scatter | None:
 
 
 def draws_masks(num_ranks: int) -> bool:
-    """Return True where masks are drawn at steps from the initial parameters: on one rank, as a candidate can be reset
-    to them there.
+    """Say whether masks are drawn at steps from the initial parameters: only with one rank can a candidate be reset to
+    them.
     """
     return num_ranks == 1
 
 
 def with_draws(protocol: Protocol) -> Protocol:
-    """Return the protocol with masks drawn at steps from the initial parameters, not in runs of their own."""
+    """Return the protocol with masks drawn at steps from the initial parameters, not in separate runs."""
     num_draws = min(NUM_DRAWS, protocol.num_curve)
     return msgspec.structs.replace(protocol, num_curve=0, num_draws=num_draws)
 
@@ -393,7 +393,7 @@ class _Runs:
 
     def in_fp32(self) -> Compared | None:
         """Return the gradients of the audits by the reference's twin; None if there is no twin or none is needed, if
-        memory for it is missing beside the reference, or if its runs would exceed their time limit.
+        the memory beside the reference is too small for it, or if its runs would exceed their time limit.
         """
         num_ranks = self._coordinator.num_ranks
         if self.are_in_fp32 or not has_twin(self._job.device, num_ranks):
@@ -455,8 +455,8 @@ class _Runs:
         return [run.curve.horizon_losses for run in runs]
 
     def _restore(self, disturb: Disturbance | None) -> None:
-        """Restore the initial state with a fresh optimizer, and disturb the parameters if requested: alike on all
-        ranks.
+        """Restore the initial state with a fresh optimizer, and disturb the parameters, if requested, in the same way
+        on all ranks.
         """
         for parameter, is_trained in self._trained:
             parameter.requires_grad_(is_trained)  # which a forward may change

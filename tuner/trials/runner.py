@@ -80,7 +80,7 @@ class _Beside:
     request: ReferenceRequest
     task: _Task
     until_s: float
-    """Time at which the task is given up, on the monotonic clock."""
+    """Time at which the task is abandoned, on the monotonic clock."""
 
     @property
     def made(self) -> bool:
@@ -150,11 +150,11 @@ class LocalRunner:
         self._check = check
         self._hosts = hosts
         self._heard: list[Host] = []
-        """Hosts that the board listens to."""
+        """Hosts whose messages the job board receives."""
         self._places: set[str] = set()
-        """Places of the hosts whose environments were found to agree."""
+        """Locations of the hosts whose environments were found to agree."""
         self._given_up: tuple[float, str] | None = None
-        """Time at which the running task is given up, on the monotonic clock, and the task's name."""
+        """Time at which the running task is abandoned, on the monotonic clock, and the task's name."""
         self._beside: _Beside | None = None
         self._servers: dict[tuple[tuple[str, str], ...], ServerConnection | SpreadServer] = {}
         directory.mkdir(parents=True, exist_ok=True)
@@ -389,8 +389,8 @@ class LocalRunner:
             self._end([*(member.job for member in run.members), *beside])
 
     def _end_beside(self, jobs: Sequence[Job]) -> None:
-        """Wait for the guard's reference that was begun beside a group, as nothing is measured beside it. If it takes
-        too long, it is ended with the group, and made when it is needed.
+        """Wait for the guard's reference that was begun beside a group, because nothing may be measured meanwhile. A
+        reference that takes too long is ended with the group, and made when it is needed.
 
         Args:
             jobs: Jobs of the group, which end with their trial server.
@@ -488,7 +488,7 @@ class LocalRunner:
         return self._servers[key]
 
     def _started(self, variables: Mapping[str, str]) -> ServerConnection | SpreadServer:
-        """Start a new server on all hosts. A host that is found lost at the start may come back once.
+        """Start a new server on all hosts. A host that is lost when the server starts may reconnect once.
 
         Raises:
             RunnerError: The host did not come back, or another was lost, too.
@@ -585,7 +585,7 @@ def compile_caches(folder: Path) -> dict[str, str]:
 
 
 def _ended_by_environment(run: GroupRun, repeats: int) -> Failure | None:
-    """Return the failure for which a group is repeated once more; None if it is not.
+    """Return the failure for which a group is repeated; None if it is not.
 
     If the kernel killed a trial of several for lack of memory, the caller that grouped them may repeat it alone.
     """
@@ -599,8 +599,8 @@ def _ended_by_environment(run: GroupRun, repeats: int) -> Failure | None:
 
 
 def _out_of_memory(run: GroupRun) -> Failure | None:
-    """Return the failure of a trial that ran out of memory while the guard's reference was made beside it; None if none
-    did.
+    """Return the failure of a trial that ran out of memory while the guard's reference was made beside it; None if
+    there was none.
     """
     for member in run.members:
         failure = member.job.failure

@@ -60,14 +60,14 @@ from steptune.tuner.trials.scratch import empty_temporary, note_forks, remove
 
 TORCH_MODULES = ("torch", "torch._dynamo", "torch.utils.data", "torch.profiler", "torch.utils.flop_counter")
 RANK_MODULES = tuple(f"steptune.tuner.trials.{name}" for name in ("inspection", "reference", "trial"))
-"""Modules that every rank imports. They import the strategies, and would import those of other packages, too."""
+"""Modules that every rank imports. These import the strategies, including any that other packages provide."""
 COMPILER_MODULES = ("torch._inductor.compile_fx",)
 """Modules imported while the first job runs, if Triton is present: a rank that compiles would take seconds to import
 them; without Triton it takes less than one.
 """
 KERNEL_MODULES = ("steptune.kernels.applying",)
-"""Modules imported while the first job runs, if Triton is absent. With Triton they import it, so each rank imports them
-itself.
+"""Modules imported while the first job runs, if Triton is absent. If Triton is present, they would import it, so each
+rank imports them itself.
 """
 FAILED_RANK_GRACE_S = 2.0
 
@@ -367,7 +367,7 @@ def variables_of_rank(message: Start, number: int) -> dict[str, str]:
 
 
 def rank_modules() -> tuple[str, ...]:
-    """Return the modules of ours that every rank needs; empty if another package provides strategies, whose import may
+    """Return Steptune's modules that every rank needs; empty if another package provides strategies, whose import may
     initialise a device or start a thread.
     """
     return () if entry_points(group="steptune.strategies") else RANK_MODULES

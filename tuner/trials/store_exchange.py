@@ -41,7 +41,7 @@ def publish(launch: Launch, value: str, *, python: str = sys.executable) -> None
 
 
 def published(launch: Launch, *, python: str = sys.executable) -> str:
-    """Return the first host's value, waiting until it is published.
+    """Wait until the first host's value is published, and return it.
 
     Raises:
         PlatformError: The store cannot be reached, or nothing was published in time.

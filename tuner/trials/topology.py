@@ -148,7 +148,7 @@ def _link_named(topology: Topology, name: str) -> Link:
 
 
 def _is_as_known(probe: LinkProbe, link: Link) -> bool:
-    """Say whether a small and a larger message take about as long as known; every rank returns the same answer."""
+    """Say whether a small and a larger message take as long as already known; every rank returns the same answer."""
     reduced = [timing for timing in link.timings if timing.collective == ALL_REDUCE]
     chosen = [reduced[0], *[timing for timing in reduced[1:] if timing.message_bytes <= MOST_CHECKED_BYTES][-1:]]
     return all(_agree(probe.timing(ALL_REDUCE, known.message_bytes), known) for known in chosen)

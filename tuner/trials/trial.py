@@ -1,4 +1,4 @@
-"""Rank of a trial: build, guarded warm-up, windows on command, profile, report."""
+"""Process of one rank in a trial: build, guarded warm-up, windows on command, profile, report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Twin of a candidate: its settings with the precision taken back, so that everything else is compared in FP32.
+"""Twin of a candidate: its settings with FP32 in place of its precision, so that everything else is compared in FP32.
 
 Under 16 bits a penalty that is missing or a gradient that is 10 % too large may be no larger than rounding. Neither has
 to do with the precision. So a few steps are run once more by a job of the same settings in FP32, whose gradients are
@@ -51,7 +51,7 @@ def is_in_fp32(choices: Mapping[str, Choice]) -> bool:
 
 
 def has_twin(device: torch.device, num_ranks: int) -> bool:
-    """Return True where a second job can be built beside the first, on devices on which FP32 was tested."""
+    """Say whether a second job can be built beside the first: only on devices on which FP32 was tested."""
     return device.type in (TWIN_DEVICES if num_ranks == 1 else TWIN_DEVICES_OF_RANKS)
 
 
@@ -90,7 +90,7 @@ def audit(
     disturb: Disturbance | None = None,
 ) -> GradientWatch:
     """Run the audits of a protocol (its first step if it has none) from the initial parameters, disturbed if requested,
-    with copies of parameters moved away from them.
+    with noise added to untrained copies of parameters.
     """
     import torch
 
@@ -139,7 +139,7 @@ def _content(values: torch.Tensor) -> bytes:
 
 
 def _set(twin: TrainingJob, values: Mapping[str, torch.Tensor]) -> None:
-    """Set some tensors, alike on all ranks."""
+    """Set some tensors to the same values on all ranks."""
     import torch
 
     with torch.no_grad():
@@ -151,7 +151,7 @@ def _set(twin: TrainingJob, values: Mapping[str, torch.Tensor]) -> None:
 
 @contextmanager
 def _without_timing_convolutions() -> Iterator[None]:
-    """Switch off the benchmarking of convolution algorithms while active: it takes long where they are slow."""
+    """Switch off the benchmarking of convolution algorithms while active: it takes long if the algorithms are slow."""
     import torch
 
     before = torch.backends.cudnn.benchmark

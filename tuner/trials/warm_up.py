@@ -32,7 +32,7 @@ class WarmUp:
 
     @property
     def excess_ns(self) -> int:
-        """Time beyond that of as many steady steps: compilation, capture, autotuning, first memory accesses."""
+        """Excess over the time of as many steady steps: compilation, capture, autotuning, first memory accesses."""
         return max(0, sum(self.step_ns) - len(self.step_ns) * self.steady_step_ns)
 
 

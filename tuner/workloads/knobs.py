@@ -81,7 +81,7 @@ def _knob(workload: Workload, place: str, name: Any, values: Any, *, recipe: boo
 
 
 def _today(workload: Workload, place: str, name: Any) -> Scalar:
-    """Return the current value of an attribute, which is what the user runs today."""
+    """Return the current value of an attribute, as the user trains with it today."""
     if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
         raise WorkloadRejectedError(
             f"{place} names {name!r}: a knob must be an attribute of the workload whose name begins with a letter"

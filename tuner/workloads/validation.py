@@ -11,7 +11,7 @@ from steptune.tuner.workloads.knobs import knobs_of
 from steptune.tuner.workloads.workload import Workload
 
 MISTYPED = 0.85
-"""Minimum similarity of a member's name to one of `Workload` to be taken for a typo of it."""
+"""Minimum similarity of a member's name to a name in `Workload` at which the member is taken for a typo."""
 
 
 def validate(workload: object) -> Workload:
@@ -78,7 +78,7 @@ def _check_values(workload: Workload) -> None:
 
 
 def _check_names(workload: Workload) -> None:
-    """Refuse a member whose name and kind nearly match one of `Workload`: as a typo, it would be ignored.
+    """Refuse a member whose name and kind nearly match one of `Workload`: such a typo would be ignored silently.
 
     Plain values of one's own are free: `samples = 512` is no mistyped `sampler`, which is a method.
     """

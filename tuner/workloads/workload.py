@@ -51,7 +51,7 @@ class StepJob(Protocol):
         """Return the loss of a batch, in the precision of the candidate."""
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Accumulate gradients of a loss, scaled where there is a loss scaler."""
+        """Accumulate gradients of a loss, scaled if there is a loss scaler."""
 
     def update(self) -> None:
         """Clip gradients, update parameters, clear the gradients and step the scheduler."""
@@ -154,7 +154,7 @@ class Workload:
         return None
 
     def training_step(self, job: StepJob, batch: Any) -> torch.Tensor:
-        """Run one whole step, where forward, backward, update does not describe it.
+        """Run one whole step, for training that forward, backward and update do not describe.
 
         Use `job.loss(batch)`, `job.backward(loss)` and `job.update()`. A workload that overrides
         this gives up the strategies that need to know the step: micro-batches and whole-step graphs.
@@ -171,7 +171,7 @@ class Workload:
         return None
 
     def batch_sampler(self, dataset: Any) -> Any:
-        """Return a sampler that yields lists of indices of one epoch; None groups the sampler's by `global_batch`."""
+        """Return a sampler that yields lists of one epoch's indices; None groups the sampler's by `global_batch`."""
         return None
 
     def length(self, dataset: Any, index: int) -> int:

@@ -1,5 +1,5 @@
-"""Check of PCI Access Control Services on the bridges above GPUs and NICs: they route direct transfers through the root
-complex.
+"""Check of PCI Access Control Services, which route direct transfers through the root complex, on the bridges above
+GPUs and NICs.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ DISTANCES = ("PIX", "PXB", "PHB", "NODE", "SYS")
 DIRECT = ("PIX", "PXB")
 _OLD_LEVELS = {"1": "PIX", "2": "PXB", "3": "PHB", "4": "SYS", "5": "SYS"}
 _WITHOUT_NODE = {"PIX": 0, "PXB": 1, "PHB": 2, "NODE": 3, "SYS": 3}
-"""Order of the distances without NODE, which NCCL does not know: beyond a host bridge everything is SYS."""
+"""Order of the distances without NODE, which NCCL does not have: it counts everything beyond a host bridge as SYS."""
 
 
 def examine(host: Host) -> Iterator[NetworkFinding]:
@@ -82,7 +82,7 @@ def _from_sysfs(host: Host) -> dict[str, dict[str, str]]:
 
 
 def distance(first: Function, second: Function) -> str:
-    """Return the distance between two functions whose paths are known."""
+    """Return the distance between two PCI functions with known paths."""
     shared = 0
     for one, other in zip(first.path, second.path, strict=False):
         if one != other:

@@ -49,7 +49,7 @@ def examine(host: Host) -> Iterator[NetworkFinding]:
 
 
 def _slower(host: Host) -> Iterator[NetworkFinding]:
-    """Yield findings about ports that are slower than the fastest of their link layer."""
+    """Yield findings about ports that are slower than the fastest port with the same link layer."""
     for layer in sorted({port.link_layer for port in host.active_ports}):
         rates = {
             port.name: port.gigabits_per_s

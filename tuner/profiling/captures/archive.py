@@ -56,7 +56,7 @@ def unpacked(path: Path, suffixes: Collection[str]) -> list[Path]:
 
 
 def _is_wanted(member: zipfile.ZipInfo, suffixes: Collection[str]) -> bool:
-    """Say whether a member is a trace file: no folder, link, or metadata that macOS adds."""
+    """Say whether a member is a trace file, not a folder, a link, or metadata that macOS adds."""
     is_link = stat.S_ISLNK(member.external_attr >> 16)
     parts = PurePosixPath(member.filename).parts
     return not (member.is_dir() or is_link or "__MACOSX" in parts) and member.filename.endswith(tuple(suffixes))

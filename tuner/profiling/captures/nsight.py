@@ -189,7 +189,7 @@ class _Export:
             self._operation("gpu_memset", "Memset (Device)", start, end, where, num_bytes=_number(num_bytes))
 
     def _labels(self, table: str, known: dict[int, str]) -> dict[int, str]:
-        """Return the labels of an enumeration in torch.profiler's words: "Host-to-Device" is "HtoD"."""
+        """Return an enumeration's labels in torch.profiler's terms: "HtoD" for "Host-to-Device"."""
         labels = {number: str(label) for number, label in self._rows(table, "id", "label")}
         words = {number: re.sub(r"(\w)\w*-to-(\w)\w*", r"\1to\2", label) for number, label in labels.items()}
         return {**known, **words}

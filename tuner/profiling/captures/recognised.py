@@ -7,7 +7,6 @@ from pathlib import Path
 
 from steptune.tuner.profiling.captures import jax, rocprof
 from steptune.tuner.profiling.captures.jax import read_jax
-from steptune.tuner.profiling.captures.nsight import read_nsight
 from steptune.tuner.profiling.captures.rocprof import KERNELS_CSV, read_rocprof_csv, read_rocprof_json
 from steptune.tuner.profiling.captures.whole_files import beginning
 from steptune.tuner.profiling.trace import Trace, TraceError
@@ -36,7 +35,7 @@ OTHERS = {
     ".pt": ("a checkpoint", "record steps with torch.profiler"),
     ".csv": ("a table", f"of rocprofv3's tables, name the one that ends in {KERNELS_CSV}"),
 }
-"""Description of unsupported file types, and what to do with them, by suffix."""
+"""Unsupported file types by suffix: a description of each, and the remedy."""
 
 
 def translator(path: Path) -> Callable[[Path], Trace] | None:
@@ -47,6 +46,8 @@ def translator(path: Path) -> Callable[[Path], Trace] | None:
     """
     start = beginning(path)
     if start.startswith(_SQLITE):
+        from steptune.tuner.profiling.captures.nsight import read_nsight
+
         return read_nsight
     if path.name.endswith(KERNELS_CSV):
         return read_rocprof_csv

@@ -28,7 +28,7 @@ VERSIONS = "(6.2 to 7.1)"
 BEGINNING = b'"rocprofiler-sdk-tool"'
 KERNELS_CSV = "_kernel_trace.csv"
 GPU = 2
-"""Type number of an agent that is a GPU."""
+"""Type number by which rocprofv3 marks GPU agents."""
 _DIRECTIONS = {"HOST_TO_DEVICE": "HtoD", "DEVICE_TO_HOST": "DtoH", "DEVICE_TO_DEVICE": "DtoD", "HOST_TO_HOST": "HtoH"}
 
 
@@ -86,7 +86,7 @@ class _Result:
         return self._translation.trace(devices=self._devices)
 
     def _of(self, *kinds: str) -> list[Mapping[str, Any]]:
-        """Return the records of a kind, under any of the names that versions use."""
+        """Return the records of a kind, under any of the names that rocprofv3's versions use."""
         return next((self._records[kind] for kind in kinds if self._records.get(kind)), [])
 
     def _operation(self, row: Mapping[str, Any]) -> str:

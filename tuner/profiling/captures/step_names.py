@@ -34,7 +34,7 @@ _PARTS = frozenset(
         *("eval", "evaluate", "evaluation", "val", "validate", "validation", "test", "warmup", "all", "reduce"),
     }
 )
-"""Words in names of ranges that are only a part of a step, or belong to another loop."""
+"""Words that occur in names of ranges that are only a part of a step, or belong to another loop."""
 
 
 @dataclass(frozen=True, kw_only=True)

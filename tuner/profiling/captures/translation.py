@@ -19,7 +19,9 @@ from steptune.tuner.wording import counted
 
 PIECE = 100_000
 MOST_EVENTS = 20_000_000
-"""Maximum number of events: a capture of this size needs about 4 GB; a few steps have a hundredth of it."""
+"""Maximum number of events: a capture of this size needs about 4 GB; captures of a few steps have a hundredth of this
+number.
+"""
 MOST_SAID = 120
 """Maximum number of characters quoted from a file."""
 Thread = tuple[int | str, int | str]
@@ -27,8 +29,8 @@ Thread = tuple[int | str, int | str]
 
 @contextmanager
 def written_as(what: str, remedy: str) -> Iterator[None]:
-    """Refuse contents that the format does not allow: a text in place of a time, a list in place of a name, a missing
-    field.
+    """Convert errors about contents that the format does not allow (a text in place of a time, a missing field) into
+    refusals.
 
     Args:
         what: The capture in words, with the versions that are read.

@@ -43,8 +43,8 @@ MOST_ERROR = 0.05
 MOST_UNEXPLAINED = 0.05
 LEAST_KNOWN = 0.95
 MOST_DIFFERENCE = 0.02
-"""Maximum difference, as a share of the step, between a wait in the simulated steps and in all steps."""
-SYNCHRONISATION, STALLS, LOADER, INPUT, ALLOCATIONS, COPIES, LAUNCHES, DISPATCH, LATE_RANKS, ROOFLINE = (
+"""Maximum difference between a wait in the simulated steps and the same wait in all steps, as a share of the step."""
+SYNCHRONISATION, STALLS, LOADER, INPUT, ALLOCATIONS, COPIES, LAUNCHES, DISPATCH, LATE_RANKS, ROOFLINE, EXTRA = (
     "synchronisation",
     "stalls",
     "loader",
@@ -55,15 +55,16 @@ SYNCHRONISATION, STALLS, LOADER, INPUT, ALLOCATIONS, COPIES, LAUNCHES, DISPATCH,
     "dispatch",
     "late_ranks",
     "roofline",
+    "extra_work",
 )
-"""Names of the causes that a replay can remove. `launches` keeps stalls and waits; `dispatch` is the cost of launches
-without those.
+"""Names of the causes that a replay can remove. Without `launches`, stalls and waits stay; `dispatch` is the cost of
+launches without those.
 """
 HINDRANCES = (STALLS, SYNCHRONISATION, INPUT, ALLOCATIONS)
 """Causes of waits that hide the cost of the host's launches."""
 CAUGHT_UP = (SYNCHRONISATION, STALLS)
 FAR_APART = 0.1
-"""Minimum difference between the levels of cost for which answers have an uncertainty."""
+"""Minimum difference between the lowest and the highest level of cost for answers to have an uncertainty."""
 NO_LAUNCHES = "the trace has no marked steps with recorded launches"
 Edit = Callable[[Graph], Graph]
 
@@ -110,8 +111,8 @@ def _unprofiled(graph: Graph, level: float, unprofiled_ns: float | None) -> Grap
 
 
 def _uncertain(graph: Graph, found: Levels, edits: Mapping[str, Edit], unprofiled_ns: float | None) -> dict[str, float]:
-    """Return half the difference between the saved shares at the least and the largest cost that agree with the
-    unprofiled step.
+    """Return the uncertainty: half the difference between the shares saved at the lowest and the highest cost that
+    agree with the unprofiled step.
 
     Only causes from which the host can catch up are covered: their cost depends on its pace.
     """
@@ -135,7 +136,8 @@ def saved_at(graph: Graph, replay: Replay, unprofiled_ns: float | None, nodes: I
 
 
 def as_replayed(graph: Graph, replay: Replay, unprofiled_ns: float | None) -> Graph:
-    """Return the graph whose steps a replay timed: without the profiler's cost, at the pace of the unprofiled steps.
+    """Return the graph with the steps that a replay timed: without the profiler's cost, at the pace of the unprofiled
+    steps.
 
     Args:
         replay: Replay of this graph, without a refusal.
@@ -176,7 +178,8 @@ def not_replayed(replay: Replay, cause: str) -> str:
 
 
 def of_all_steps(replay: Replay, breakdown: Breakdown, num_replayed: int) -> Replay:
-    """Extend the replay of a window's first steps to all steps; refuse if they differ in their waits.
+    """Extend the replay of a window's first steps to all steps; refuse if the waits of the first steps differ from
+    those of all.
 
     Args:
         breakdown: Breakdown of all steps.
@@ -296,5 +299,5 @@ def replay_ranks(graphs: Mapping[int, Graph], unprofiled_ns: float | None = None
 
 
 def _of_each(ranks: several.Ranks, edit: Edit) -> several.Ranks:
-    """Apply one edit to all ranks."""
+    """Return the ranks with one edit applied to all of their graphs."""
     return replace(ranks, graphs=tuple(map(edit, ranks.graphs)))

@@ -1,4 +1,4 @@
-"""Cost of the profiler: the lowest for which the replay takes as long as the unprofiled step.
+"""Cost of the profiler: the lowest cost at which the replayed step takes as long as the unprofiled one.
 
 There are two costs, applied in turn: a time for every event, up to the limit that the trace sets, and, if the host was
 slower still, a slowdown of all its work except stalls. An operator that only contains another one lasts as long as
@@ -19,13 +19,14 @@ from steptune.tuner.profiling.replay.scenarios import pace_ns, stalls
 from steptune.tuner.profiling.stalls import LEAST_NS
 
 MOST_SLOWDOWN = 2.5
-"""Maximum slowdown of a host under the profiler, beside the cost of events: 2.2 times in all was seen on an H100 host.
+"""Maximum slowdown of a host under the profiler, in addition to the cost of events: 2.2 times in all was seen on an
+H100 host.
 """
 EVENTS, ALL = 1.0, 2.0
-"""Levels of cost: up to the first, only events cost time; the second is the maximum."""
+"""Levels of cost: up to the first, only recording events costs time; the second is the maximum."""
 USUAL = 0.5
-"""Level to use if the step does not depend on it, because the device sets the pace: recording an event then costs half
-its limit.
+"""Default level, used if the step does not depend on the level, because the device sets the pace: recording an event
+then costs half its limit.
 """
 TOLERANCE = 0.015
 CLOSE = 0.002

@@ -12,6 +12,7 @@ from steptune.tuner.profiling.capture import Capture
 from steptune.tuner.profiling.intervals import Ints, distinct, pieces, union
 from steptune.tuner.profiling.nesting import nest
 from steptune.tuner.profiling.regions import ALLOCATION_CALLS, SYNC_CALLS, joined
+from steptune.tuner.profiling.threads import threads_beside
 from steptune.tuner.profiling.trace import Kind
 
 Floats = npt.NDArray[np.float64]
@@ -99,10 +100,12 @@ def host_chain(capture: Capture) -> Chain | None:
     """Return the chain as recorded, before the waits of its nodes are known; None without launches."""
     host, steps = capture.trace.host, capture.steps
     low, high = int(steps.host_starts[0]), steps.host_end
-    threads = threads_of(capture)
-    mine = np.isin(host.thread, threads) & (host.start >= low) & (host.start < high)
-    calls = launching_calls(capture)
-    calls = calls[mine[calls]]
+    inside = (host.start >= low) & (host.start < high)
+    aside = threads_beside(capture)
+    threads = [thread for thread in threads_of(capture) if thread not in aside]
+    mine = np.isin(host.thread, threads) & inside
+    launching = launching_calls(capture)
+    calls = launching[mine[launching]]
     if len(calls) < FEW_NODES:
         return None
     syncs = _calls(capture, SYNC_CALLS, mine)
@@ -116,6 +119,10 @@ def host_chain(capture: Capture) -> Chain | None:
     start, end = np.concatenate([start, batch_start]), np.concatenate([end, batch_end])
     rows = np.concatenate([rows, np.full(len(batch_start), -1)])
     kind = np.concatenate([kind, np.full(len(batch_start), BATCH)])
+    beside = launching[(np.isin(host.thread, aside) & inside)[launching]]
+    moment = _beside(host.start[beside], start, end, low)
+    start, end = np.concatenate([start, moment]), np.concatenate([end, moment])
+    rows, kind = np.concatenate([rows, beside]), np.concatenate([kind, np.full(len(beside), LAUNCH)])
     order = np.lexsort((-end, start))
     start, end, rows, kind = start[order], np.minimum(end[order], high), rows[order], kind[order]
     reached = np.concatenate([[low], np.maximum.accumulate(end)[:-1]])
@@ -145,8 +152,19 @@ def host_chain(capture: Capture) -> Chain | None:
     )
 
 
+def _beside(launched: Ints, start: Ints, end: Ints, low: int) -> Ints:
+    """Return the place in the chain of launches by a thread beside it: at the end of what the host did before them.
+
+    They take none of its time, and no pause of it delays them.
+    """
+    order = np.argsort(start, kind="stable")
+    reached = np.concatenate([[low], np.maximum.accumulate(end[order])])
+    moment: Ints = np.minimum(launched, reached[np.searchsorted(start[order], launched, side="right")])
+    return moment
+
+
 def _silent(capture: Capture, threads: list[int], start: Ints, end: Ints) -> Floats:
-    """Return the part of each stretch outside the optimizer's step, whose host work is no stall."""
+    """Return the part of each stretch outside optimizer steps, because host work in an optimizer step is no stall."""
     parts = [joined((capture.regions.optimizer,), thread) for thread in threads]
     busy = union(np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts]))
     low, high, whole, _ = pieces(start, end, busy)
@@ -196,7 +214,9 @@ def _batches(capture: Capture, threads: list[int], start: Ints, end: Ints, span:
 
 
 def _paced(capture: Capture, kind: Ints, length: Floats) -> tuple[float, Floats]:
-    """Return the time between two batches if workers set the pace, and node lengths without the waits for them."""
+    """Return the time between two batches if loader workers set the pace, and the node lengths without the waits for
+    batches.
+    """
     batches = np.flatnonzero(kind == BATCH)
     workers = capture.trace.names_matching(r"_MultiProcess")[capture.trace.host.name[capture.regions.loader.rows]]
     if len(batches) < FEW_NODES or not workers.any():

@@ -1,9 +1,9 @@
 """Dependency graph of a rank's recorded steps: one chain of host calls, and the device operations that they launch.
 
 Times are measured; edges follow rules. All threads that launch form one chain, because forward and backward threads
-take turns. An operation begins when its launch, the previous operation on its stream, and the operations of other
-streams that it waits for allow it. Of these edges the one that bound its start carries the whole measured delay, the
-others the usual one.
+take turns; launches of a thread beside them have a place in it, and take no time of it. An operation begins when its
+launch, the previous operation on its stream, and the operations of other streams that it waits for allow it. Of these
+edges the one that bound its start carries the whole measured delay, the others the usual one.
 
 Sources: Daydream (Zhu et al., ATC 2020) for the graph and its edits, dPRO (Hu et al., MLSys 2022) for several ranks,
 Lumos (Liang et al., MLSys 2025) for edges between streams in Kineto traces.
@@ -24,7 +24,7 @@ LEAST_STEPS, MOST_STEPS, MOST_LAUNCHES = 2, 10, 10_000
 suffice.
 """
 MOST_OVERHEAD = 0.85
-"""Maximum share of a stretch of host time that recording its events can have taken."""
+"""Maximum share of a stretch of host time that may count as the cost of recording its events."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,9 @@ def _num_replayed(capture: Capture) -> int:
 
 
 def without_profiler(chain: Chain, cost_ns: float) -> Chain:
-    """Return the chain without the profiler's cost of every recorded event, at most `MOST_OVERHEAD` of any stretch."""
+    """Return the chain without the profiler's cost of recording events, of which at most `MOST_OVERHEAD` of a stretch
+    is removed.
+    """
 
     def less(time: Floats, events: Floats) -> Floats:
         return np.asarray(np.maximum(time - cost_ns * events, (1 - MOST_OVERHEAD) * time))

@@ -19,20 +19,23 @@ from steptune.tuner.profiling.replay.chain import LAUNCH, SYNC, Chain, Floats, t
 from steptune.tuner.profiling.trace import Kind
 
 BLOCKING_COPY_NS = 20_000
-"""Minimum duration of a copying call that lasts until its copy has ended for it to count as a wait: the memory is
-pageable.
+"""Minimum duration for a copying call that lasts until the end of its copy to count as a wait: the memory is pageable.
 """
-FULL_QUEUE_NS, FULL_QUEUE_CALLS, FULL_QUEUE = 50_000, 20, 0.8
-"""Minimum duration in nanoseconds, multiple of the usual duration, and fill of the queue at which a launch counts as
-waiting for a free place.
+FULL_QUEUE = 0.8
+"""Minimum fill of the queue at which a launch that takes longer than usual counts as waiting for a free place: either
+few wait for many places, or each waits for the device's next operation.
+"""
+FEW_CALLS, QUICK = 30, 0.1
+"""Number of launches into a queue with places whose median is the usual duration of a launch, and, where there are
+fewer, the quantile of all launches that is.
 """
 QUEUE_DEPTH = 1024
 """Default number of launches that CUDA's queue holds; up to 1,469 were seen on an H200."""
 OWN_WAIT_NS = 10_000
 """Time after the launch of a collective within which waits between streams are caused by the communication library."""
 INFERRED_NS, INFERRED_END_NS = 10_000, 8_000
-"""Minimum unexplained delay of an operation, and maximum time since the end of another stream's operation, for which it
-counts as waiting for that one.
+"""Minimum unexplained delay of an operation, and maximum time since another stream's operation ended, for the former to
+count as waiting for the latter.
 """
 LATENCY_NS, BETWEEN_NS, RETURN_NS, OWN_NS = 6_000.0, 1_000.0, 5_000.0, 2_000.0
 """Default latencies if a trace shows none: launch to start, between queued operations, return from a wait, and the
@@ -51,7 +54,8 @@ class Operations:
         start, end: int64 as recorded.
         stream: int64 number of its stream, from 0.
         duration: float64.
-        latency: float64: from the launch call to the earliest start.
+        latency: float64: from the node that launches it to the earliest start.
+        ahead: float64: from that node to the launch call: not 0 where a thread beside the chain calls.
         after: float64: from the end of the operations that it waits for to the earliest start.
         depends: By operation: operations of other streams that it waits for.
         collective: bool: True if ranks meet in it.
@@ -69,6 +73,7 @@ class Operations:
     stream: Ints
     duration: Floats
     latency: Floats
+    ahead: Floats
     after: Floats
     depends: dict[int, tuple[int, ...]]
     collective: npt.NDArray[np.bool_]
@@ -99,7 +104,8 @@ def device_operations(capture: Capture, chain: Chain) -> tuple[Chain, Operations
     start, end = work.start[rows], work.end[rows]
     _, stream = np.unique(np.stack([work.device[rows], work.stream[rows]]), axis=1, return_inverse=True)
     stream = stream.reshape(-1)
-    call = chain.start[node]
+    call = capture.trace.host.start[chain.row[node]]
+    ahead = (call - chain.start[node]).astype(np.float64)
     before = _ends_before(capture, rows, stream, start, end)
     usual_latency, usual_after = _usual(start, call, before)
     is_collective = np.isin(capture.category[rows], _COMMUNICATION) & (work.kind[rows] == Kind.KERNEL)
@@ -123,7 +129,8 @@ def device_operations(capture: Capture, chain: Chain) -> tuple[Chain, Operations
         end=end,
         stream=stream,
         duration=(end - start).astype(np.float64),
-        latency=latency,
+        latency=latency + ahead,
+        ahead=ahead,
         after=after,
         depends=depends,
         collective=is_collective,
@@ -194,7 +201,7 @@ def _recorded_waits(
         nodes = np.flatnonzero((chain.kind == LAUNCH) & (host.thread[np.maximum(chain.row, 0)] == thread))
         if not len(mine) or not len(nodes):
             continue
-        follows = np.searchsorted(chain.start[nodes], host.start[mine])
+        follows = np.searchsorted(host.start[chain.row[nodes]], host.start[mine])
         known = follows < len(nodes)
         mine, follows = mine[known], nodes[follows[known]]
         collectives = own[host.thread[chain.row[own]] == thread]
@@ -238,7 +245,7 @@ def _infer(depends: dict[int, tuple[int, ...]], late: Ints, node: Ints, start: I
 
 
 def _known(capture: Capture, rows: Ints) -> float:
-    """Return the share of all operations' time that the chain launches, or launched before it begins."""
+    """Return the share of all operations' time with a known launch: in the chain, or before the chain begins."""
     work, (low, high) = capture.trace.work, capture.steps.span
     real = (work.kind != Kind.SYNC) & (work.end > low) & (work.start < high)
     unknown = real & (capture.launches.row < 0)
@@ -254,7 +261,9 @@ def _waiting(capture: Capture, chain: Chain, operations: Operations) -> Chain:
     """Return the chain with the streams that its synchronisations, blocking copies and full queues wait for."""
     trace = capture.trace
     calls = chain.kind == LAUNCH
-    usual_call = float(np.median(chain.length[calls]))
+    depth, queue = _queued(capture, chain, operations)
+    deep = calls & (depth > FULL_QUEUE * queue)
+    usual_call = _usual_call(chain.length[calls & ~deep], chain.length[deep])
     copies = trace.names_matching(r"Memcpy")[trace.host.name[np.maximum(chain.row, 0)]] & calls
     named = trace.names_matching(r"StreamSynchronize|EventSynchronize")
     length, returns = chain.length.copy(), chain.returns.copy()
@@ -290,10 +299,36 @@ def _waiting(capture: Capture, chain: Chain, operations: Operations) -> Chain:
         np.nanmedian(returns[list(waits)]) if waits and not np.isnan(returns[list(waits)]).all() else RETURN_NS
     )
     returns = np.where(np.isnan(returns), min(float(usual_return), RETURN_NS), returns)
-    begun = np.sort(operations.start[first[:-1][calls & (first[1:] > first[:-1])]])
-    depth = np.where(calls, np.cumsum(calls) - 1 - np.searchsorted(begun, chain.start), 0)
-    queue = max(QUEUE_DEPTH, int(depth.max(initial=0)))
-    full = calls & (depth > FULL_QUEUE * queue) & (length > max(FULL_QUEUE_NS, FULL_QUEUE_CALLS * usual_call))
-    full[list(waits)] = False
-    length[full] = usual_call
+    deep[list(waits)] = False
+    length[deep] = np.minimum(length[deep], usual_call)
     return chain.having(length=length, returns=returns, waits=waits, queue=queue)
+
+
+def _queued(capture: Capture, chain: Chain, operations: Operations) -> tuple[Ints, int]:
+    """Return the launches in the devices' queues at each launch, and the number that the queues hold.
+
+    What was launched before the window, and begins in it, is queued as well. A CUDA graph is one launch.
+    """
+    work, calls = capture.trace.work, chain.kind == LAUNCH
+    first = np.searchsorted(operations.node, np.arange(len(chain) + 1))
+    begun = operations.start[first[:-1][calls & (first[1:] > first[:-1])]]
+    own_from = np.full(int(work.stream.max(initial=0)) + 1, chain.start[0])
+    own_from[work.stream[operations.row]] = np.iinfo(np.int64).max
+    np.minimum.at(own_from, work.stream[operations.row], operations.start)
+    earlier = (capture.launches.row < 0) & (work.kind != Kind.SYNC) & (work.graph_node < 0)
+    before = work.start[earlier & (work.start > chain.start[0]) & (work.start < own_from[work.stream])]
+    begun = np.sort(np.concatenate([begun, before]))
+    depth = np.where(calls, len(before) + np.cumsum(calls) - 1 - np.searchsorted(begun, chain.start), 0)
+    return depth, max(QUEUE_DEPTH, int(depth.max(initial=0)))
+
+
+def _usual_call(free: Floats, deep: Floats) -> float:
+    """Return the usual duration of a launch.
+
+    Args:
+        free: Durations of launches into a queue with places.
+        deep: Those of launches into a full one, which wait.
+    """
+    if len(free) >= FEW_CALLS or not len(deep):
+        return float(np.median(free))
+    return float(np.quantile(np.concatenate([free, deep]), QUICK))

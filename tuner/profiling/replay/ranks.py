@@ -24,6 +24,10 @@ LATE_RATIO, LATE_NS = 1.2, 200_000
 """Minimum ratio to, and nanoseconds over, the other ranks' median for a rank's own time between two meetings to count
 as late.
 """
+SLOW_HOST, SLOW_DEVICE = 1.2, 1.05
+"""Minimum ratio of a rank's own time in all of its steps to the others' median at which it is late wherever it takes
+longer, however little: kernels vary less than hosts.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +85,7 @@ def meet(graphs: Sequence[Graph]) -> Ranks:
 
 
 def _groups(graphs: Sequence[Graph]) -> Ints:
-    """Return the first rank of those that each rank meets in each collective.
+    """Return, for each collective and rank, the first rank of the group that meets there.
 
     Raises:
         UnlikeRanksError: Ranks of one group call its collectives at different positions in their programs.
@@ -98,7 +102,7 @@ def _groups(graphs: Sequence[Graph]) -> Ints:
 
 
 def _by_group(least_or_most: np.ufunc, values: Floats, group: Ints) -> Floats:
-    """Return the least or the largest value of the ranks that meet, for each of them."""
+    """Return, for each rank, the least or the largest value among the ranks that it meets."""
     rows = np.broadcast_to(np.arange(len(values))[:, None], values.shape)
     found = values.copy()
     least_or_most.at(found, (rows, group), values)
@@ -106,8 +110,8 @@ def _by_group(least_or_most: np.ufunc, values: Floats, group: Ints) -> Floats:
 
 
 def _offsets(end: Floats, group: Ints) -> Floats:
-    """Return the clock offset of each rank to the first, from collectives that end on both at once: those of its own
-    groups first, then those with ranks whose offset is known. A rank that no group connects uses all of its
+    """Return the clock offset of each rank to the first, from collectives that end on both at the same time: those of
+    its own groups first, then those with ranks whose offset is known. A rank that no group connects uses all of its
     collectives.
     """
     offsets = np.median(end[:, :1] - end, axis=0)
@@ -183,18 +187,26 @@ def without_late_ranks(ranks: Ranks) -> Ranks:
     for place, graph in enumerate(graphs):
         usual = np.median(np.delete(host, place, axis=0), axis=0)
         gap, length = graph.chain.gap.copy(), graph.chain.length.copy()
-        for stretch in np.flatnonzero(_late(host[place], usual)).tolist():
+        for stretch in np.flatnonzero(_late(host[place], usual, SLOW_HOST)).tolist():
             members = np.flatnonzero(nodes[place] == stretch)
             _shorten(gap, length, members, float(host[place][stretch] - usual[stretch]))
         usual = np.median(np.delete(device, place, axis=0), axis=0)
-        factor = np.where(_late(device[place], usual), usual / np.maximum(1.0, device[place]), 1.0)
+        late = _late(device[place], usual, SLOW_DEVICE)
+        factor = np.where(late, usual / np.maximum(1.0, device[place]), 1.0)
         scale = np.where(graph.operations.collective, 1.0, factor[stretches[place]])
         operations = replace(graph.operations, duration=graph.operations.duration * scale)
         edited.append(replace(graph, chain=graph.chain.having(gap=gap, length=length), operations=operations))
     return replace(ranks, graphs=tuple(edited))
 
 
-def _late(own: Floats, usual: Floats) -> npt.NDArray[np.bool_]:
+def _late(own: Floats, usual: Floats, slow: float) -> npt.NDArray[np.bool_]:
+    """Return a mask of the stretches in which a rank is late.
+
+    Args:
+        slow: Ratio to the others from which the rank as a whole is slow, and late wherever it takes longer.
+    """
+    if own.sum() > slow * usual.sum() and own.sum() - usual.sum() > LATE_NS:
+        return np.asarray(own > usual)
     return np.asarray((own > LATE_RATIO * usual) & (own - usual > LATE_NS))
 
 

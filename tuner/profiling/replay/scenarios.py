@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,11 +17,15 @@ from steptune.tuner.profiling.stalls import LEAST_NS, MOST_NS, PACES
 
 Floats = npt.NDArray[np.float64]
 SYNC_CALL_NS = 2_000.0
-"""Maximum time in which a synchronising call with nothing to wait for returns, in nanoseconds."""
+"""Maximum duration, in nanoseconds, of a synchronising call that has nothing to wait for."""
 GRAPH_AFTER_NS = 400.0
 """Gap between operations of a CUDA graph, in nanoseconds: medians of 260 and 420 ns in two captures of an H200, against
 1000 and 1120 ns between launched operations in the queue.
 """
+
+BY_NODE = "kind", "row", "start", "end", "step", "gap", "length", "silent", "gap_events", "length_events", "returns"
+BY_OPERATION = "row", "start", "end", "stream", "duration", "latency", "ahead", "after", "collective", "category"
+"""Columns of the chain, and of operations, that have one value by node or operation."""
 
 
 def _with(graph: Graph, chain: Chain) -> Graph:
@@ -107,6 +112,40 @@ def without_input(graph: Graph, *, in_main_process: bool) -> Graph:
     copies = graph.operations.category == PRIORITY[Category.COPY_H2D]
     operations = replace(graph.operations, duration=np.where(copies, 0.0, graph.operations.duration))
     return replace(graph, operations=operations)
+
+
+def without_steps(graph: Graph, steps: Sequence[int]) -> Graph:
+    """Return the graph of the other steps alone.
+
+    Args:
+        steps: Numbers of the steps that are left out, from 0.
+    """
+    chain, operations = graph.chain, graph.operations
+    nodes = np.flatnonzero(~np.isin(chain.step, steps))
+    rows = np.flatnonzero(np.isin(operations.node, nodes))
+    node_of = {node: number for number, node in enumerate(nodes.tolist())}
+    row_of = {row: number for number, row in enumerate(rows.tolist())}
+    depends = {
+        row_of[row]: tuple(row_of[other] for other in others if other in row_of)
+        for row, others in operations.depends.items()
+        if row in row_of
+    }
+    return replace(
+        graph,
+        num_steps=graph.num_steps - len(steps),
+        chain=replace(
+            chain,
+            **{name: getattr(chain, name)[nodes] for name in BY_NODE},
+            waits={node_of[node]: streams for node, streams in chain.waits.items() if node in node_of},
+        ),
+        operations=replace(
+            operations,
+            **{name: getattr(operations, name)[rows] for name in BY_OPERATION},
+            node=np.searchsorted(nodes, operations.node[rows]),
+            depends={row: others for row, others in depends.items() if others},
+            group=(),
+        ),
+    )
 
 
 def at_floors(graph: Graph, floor_ns: Floats) -> Graph:

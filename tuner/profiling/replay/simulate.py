@@ -10,8 +10,7 @@ from steptune.tuner.profiling.replay.graph import Graph
 
 PASSES = 4
 SAME_NS = 0.5
-"""Maximum change of a stream's lead over the host between two passes, in nanoseconds, for the passes to count as alike.
-"""
+"""Maximum change, in nanoseconds, of a stream's lead over the host between two passes that count as alike."""
 PREFETCHED = 2
 """Maximum number of batches that workers make ahead of the host."""
 Meeting = Generator[tuple[int, float], float, float]
@@ -50,7 +49,8 @@ def simulate(  # noqa: C901, PLR0912, PLR0915  one loop: calls would cost more t
     first = _first(graph)
     stream, duration, depends = operations.stream.tolist(), operations.duration.tolist(), operations.depends
     if usual_delays:
-        latency, after = [operations.usual_latency] * len(stream), [operations.usual_after] * len(stream)
+        latency = (operations.ahead + operations.usual_latency).tolist()
+        after = [operations.usual_after] * len(stream)
     else:
         latency, after = operations.latency.tolist(), operations.after.tolist()
     clocks = [0.0] * (max(stream, default=0) + 1)

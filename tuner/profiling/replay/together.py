@@ -48,7 +48,7 @@ def name_of(causes: Sequence[str] | frozenset[str]) -> str:
 def with_together(
     replay: Replay, graph: Graph, unprofiled_ns: float | None, causes: Sequence[str], *, workers: bool
 ) -> Replay:
-    """Return the replay of one rank with the joint savings of its first cause, its first two, its first three, and so
+    """Return the replay of one rank with the joint savings of the first cause, the first two, the first three, and so
     on.
 
     Args:

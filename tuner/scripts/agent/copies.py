@@ -32,7 +32,7 @@ MOST_COPIES = 6
 HARMLESS_THREADS = ("TMonitor",)
 """Classes of threads whose absence in a copy does no harm: tqdm's watcher of progress bars."""
 REQUEST, PID, REFUSED = "request", "pid", "refused"
-"""File names in a copy's folder: the pipe for requests; the process id; the reason why it can start nothing."""
+"""File names in a copy's folder: the pipe for requests; the process id; the reason why the copy can start no trial."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -47,7 +47,7 @@ class Forks:
 
     @classmethod
     def fork(cls) -> int:
-        """Fork as `os.fork` does, with `now` set meanwhile."""
+        """Call `os.fork`, with `now` set during the call."""
         cls.now = True
         try:
             return os.fork()
@@ -136,7 +136,7 @@ class Copies:
 
 
 class OneThread:
-    """Limit of one thread for torch, whatever the script sets; the script's setting takes effect at the end."""
+    """Limit of one thread for torch, whatever the script sets; the script's setting takes effect afterwards."""
 
     def __init__(self) -> None:
         self._set, self._get = torch.set_num_threads, torch.get_num_threads
@@ -260,7 +260,7 @@ def own_children() -> list[int]:
 
 
 def _redirect(output: str) -> None:
-    """Redirect output to a file, and input from nothing."""
+    """Redirect output to a file, and make the input empty."""
     sink = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     source = os.open(os.devnull, os.O_RDONLY)
     for target, end in ((source, 0), (sink, 1), (sink, 2)):
@@ -292,7 +292,7 @@ def open_files() -> list[tuple[int, int, int]]:
 
 
 def reopen(files: list[tuple[int, int, int]]) -> None:
-    """Reopen files at their positions: forks share a file's position, and each would skip what another has read."""
+    """Reopen files at their positions: forks share file positions, so each would skip what another has read."""
     for descriptor, position, flags in files:
         try:
             other = os.open(f"/proc/self/fd/{descriptor}", flags & (os.O_ACCMODE | os.O_APPEND))

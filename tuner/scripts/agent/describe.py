@@ -46,11 +46,11 @@ WRAPPERS = {
     "PeftModel": "PEFT",
     "DeepSpeedEngine": "DeepSpeed",
 }
-"""Names of wrappers, by the name of a class in a module's inheritance."""
+"""Names of wrappers, by the name of a module's class or of one of its base classes."""
 
 
 def process_description() -> dict[str, Any]:
-    """Return a description of the process: what runs in it, with which versions."""
+    """Describe the process: its id, command and folder, and the versions of Python and torch."""
     return {
         "pid": os.getpid(),
         "command": list(sys.orig_argv),
@@ -79,8 +79,8 @@ def loader_values(loader: Any) -> dict[str, Any]:
 
 
 def _length(loader: Any) -> int | None:
-    """Return the number of batches in an epoch; None without a length. Not called for iterable datasets: once asked,
-    their loader warns if it gives more.
+    """Return the number of batches in an epoch; None without a length. Do not call this for iterable datasets: after
+    `len`, their loader warns when it gives more batches.
     """
     try:
         return len(loader)
@@ -232,7 +232,9 @@ def _wrappers(module: torch.nn.Module) -> list[str]:
 
 
 def _owners(trained: set[int]) -> list[torch.nn.Module]:
-    """Return the modules that own trained parameters and are part of no other such module, found among all objects."""
+    """Return the modules that own trained parameters and are not part of another such module, from all objects of the
+    process.
+    """
     found = []
     for thing in gc.get_objects():
         kind = type(thing)

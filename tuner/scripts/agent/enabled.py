@@ -1,4 +1,4 @@
-"""A recommendation's changes in a real run of a script: intercepted as in its trials, without timing or guard.
+"""Changes of a recommendation in an ordinary run of a script: made as in its trials, but without timing or guard.
 
 The same `Changes` are made at the same marks in the same order. Nothing is timed, guarded or ended. The wrapper of all
 modules goes as soon as every module was changed.

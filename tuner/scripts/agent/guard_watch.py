@@ -290,7 +290,7 @@ class GuardWatch:
     # --- the end --------------------------------------------------------------------------------
 
     def give_back(self) -> None:
-        """Take away what this changed in torch: hooks, dropout that is off, and compiled code that runs eagerly."""
+        """Undo this recorder's changes to torch: hooks, dropout that is off, and compiled code that runs eagerly."""
         self.over = True
         self._undone.close()
 
@@ -327,7 +327,7 @@ class _Dropout:
         self._replaced: list[tuple[Any, str, Any]] = []
 
     def switch_off(self) -> None:
-        """Replace torch's functions, also where they were imported by name."""
+        """Replace torch's functions, including references that were imported by name."""
         if self.off:
             return
         self.off = True
@@ -381,7 +381,7 @@ def may_drop(module: torch.nn.Module) -> bool:
 
 
 def _calls_dropout(module: torch.nn.Module) -> bool:
-    """Say whether the code of a module outside torch names the dropout function, and no part of the module."""
+    """Say whether a module outside torch refers in its own code to a `dropout` that is no attribute of the module."""
     kind = type(module)
     code = getattr(kind.forward, "__code__", None)
     named = code is not None and "dropout" in code.co_names and not hasattr(module, "dropout")

@@ -195,8 +195,8 @@ class Hooks:
         return __init__
 
     def wrap_step(self, kind: Any) -> None:
-        """Wrap `step` of a class of optimizers, outside all hooks and what a profiler records as the step: a window may
-        end there.
+        """Wrap `step` of an optimizer class outside all of its hooks and outside the profiler's record of the step,
+        because a window may end there.
         """
         if hasattr(kind.step, "steptune_wrapped"):
             return

@@ -32,7 +32,7 @@ class Made:
 
 
 class ObservedLoop:
-    """Observed parts of the loop, with their numbers of uses.
+    """Observed parts of the loop, with the number of times that each was used.
 
     Attributes:
         finder: Determines which optimizers' steps end a step of the training.
@@ -58,7 +58,7 @@ class ObservedLoop:
         self.kinds: Counter[tuple[int, int]] = Counter()
 
     def note(self, kind: str, text: str) -> None:
-        """Count a use of something."""
+        """Count one use of a feature, given its kind and a text."""
         if kind not in self.notes:
             self.notes[kind] = Counter()
         self.notes[kind][text] += 1

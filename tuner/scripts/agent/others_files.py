@@ -1,4 +1,4 @@
-"""Files that a trial may not read, because the inspection or another trial wrote them after their common copy was made.
+"""Files that a forked trial may not read: the inspection or another trial wrote them after the frozen copy was made.
 
 A start has a view of the folder of its own, a fork does not: it would go on from another trial's checkpoint.
 """
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 TICK_NS = 10_000_000
-"""Maximum time by which a file system's clock lags behind (HZ=100)."""
+"""Maximum time, in nanoseconds, by which a file system's clock lags behind (HZ=100)."""
 COMPILED_MODULES = "__pycache__"
-"""Folder of compiled modules, which a trial may read: they are the same whoever wrote them."""
+"""Folder of compiled modules, which a trial may read: their content does not depend on the writer."""
 
 
 def end_at_others_files(view: str, frozen_ns: int) -> None:

@@ -12,12 +12,12 @@ _IMPORTED_AS = re.compile(r"^\s*import steptune as (\w+)", re.MULTILINE)
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines as Python counts them: a form feed or a separator in a string begins none."""
+    """Return the lines as Python counts them: form feeds and line separators in strings begin no line."""
     return re.split(r"\r\n|\r|\n", text)
 
 
 def counted_lines(text: str) -> list[int]:
-    """Return the file's line numbers of the lines that count."""
+    """Return the numbers of the lines that are compared: all except blank lines and calls of Steptune."""
     names = "|".join(["steptune", *_IMPORTED_AS.findall(text)])
     steptunes = re.compile(rf"\s*(import steptune\b|from steptune import\b|(({names})\.)?enable\()")
     counted, num_open = [], 0
@@ -30,7 +30,7 @@ def counted_lines(text: str) -> list[int]:
 
 
 def source_digest(text: str) -> str:
-    """Return the digest of the lines that count."""
+    """Return the digest of the compared lines."""
     lines = _lines(text)
     counted = "\n".join(lines[number - 1].rstrip() for number in counted_lines(text))
     return hashlib.sha256(counted.encode()).hexdigest()[:16]

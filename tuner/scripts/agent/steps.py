@@ -58,7 +58,7 @@ class StepFinder:
         return self.pattern == ()
 
     def optimizer_stepped(self, number: int, optimizers: Collection[int]) -> bool:
-        """Say whether a step ends with this step of an optimizer.
+        """Say whether a step of the training ends with this optimizer's step.
 
         Args:
             optimizers: Numbers of the optimizers that exist.

@@ -200,7 +200,7 @@ def _memory() -> dict[str, int]:
 
 
 def seed_generators(seed: int) -> None:
-    """Seed the random generators that a script may draw from; its own seeding comes later."""
+    """Seed the random generators that a script may draw from; the script's own seeding comes later."""
     import random
 
     torch.manual_seed(seed)

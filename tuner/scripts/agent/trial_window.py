@@ -16,8 +16,8 @@ from .files import SharedFolder
 from .window import STEADY_STEPS, Phase, Window, median, synchronise
 
 INTRUDES, INTRUDES_SHARE = 3.0, 0.5
-"""Time of a step beyond which it contains other work, its loader excluded: in usual steps, and as a share of a window.
-Shorter excesses are noise of the machine."""
+"""Minimum time of a step, without its loader, at which the step is taken to contain other work: in multiples of the
+usual step, and as a share of a window. Shorter excesses are noise of the machine."""
 MOST_QUEUED = 32
 """Maximum number of steps that the warm-up waits for batches that were loaded ahead."""
 

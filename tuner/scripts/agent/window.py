@@ -26,8 +26,13 @@ WARM_UP_STEPS, MOST_WARM_UP_STEPS = 6, 24
 STEADY_STEPS, STEADY_WITHIN = 4, 1.3
 """Number of steps, and maximum ratio of the longest to the shortest of them, for the step time to count as steady."""
 NUM_BLOCKS = 5
+SLOW_STEP_S = 0.5
+"""Step time from which fewer steps are waited for and timed: noise of the host is a small share of such a step, and
+each of them makes the inspection longer."""
+SLOW_WARM_UP_STEPS, SLOW_STEADY_STEPS, SLOW_BLOCKS = 4, 3, 3
+"""Values of `WARM_UP_STEPS`, `STEADY_STEPS` and `NUM_BLOCKS` for such steps."""
 TIMED_S = 0.4
-"""Seconds to time where steps are short; at least `NUM_BLOCKS` steps."""
+"""Time, in seconds, for which short steps are timed; at least `NUM_BLOCKS` steps are timed."""
 MOST_BLOCK_STEPS = 8
 RECORDED_S = 0.6
 MOST_RECORDED_STEPS = 4
@@ -38,11 +43,11 @@ RANKS_WAIT_S = 60.0
 OWN_MARK = "steptune.capture"
 """Copy of `tuner.profiling.facts.OWN_MARK`, by which the analysis knows Steptune's own captures."""
 PERIOD_STEPS = 3
-"""Number of steps after which their period is known."""
-LEAST_STEPS = PERIOD_STEPS + WARM_UP_STEPS + NUM_BLOCKS + 1 + 1
+"""Number of training steps after which the period of the optimizers' steps counts as known."""
+LEAST_STEPS = PERIOD_STEPS + SLOW_WARM_UP_STEPS + SLOW_BLOCKS + 1 + 1
 MOST_STEPS = PERIOD_STEPS + MOST_WARM_UP_STEPS + NUM_BLOCKS * MOST_BLOCK_STEPS + 1 + MOST_RECORDED_STEPS + 1
-"""Number of steps that a script must make if its steps are short; `LEAST_STEPS` if they are long. Both include one step
-under the profiler that is not kept."""
+"""Number of steps that a script must make if its steps are short; `LEAST_STEPS` if they are slow. Both include one
+profiled step whose record is discarded."""
 
 
 class Phase(Enum):
@@ -137,10 +142,17 @@ class Window:
         self._folder.all_recorded()
 
     def _is_warm(self) -> bool:
-        last = self._times_ns[-STEADY_STEPS:]
-        if self.num_steps < WARM_UP_STEPS:
+        if self.num_steps < SLOW_WARM_UP_STEPS:
             return False
+        slow = self._is_slow()
+        if not slow and self.num_steps < WARM_UP_STEPS:
+            return False
+        last = self._times_ns[-(SLOW_STEADY_STEPS if slow else STEADY_STEPS) :]
         return max(last) <= STEADY_WITHIN * min(last) or self.num_steps >= MOST_WARM_UP_STEPS
+
+    def _is_slow(self) -> bool:
+        """Say whether each of the last steps is slow; a slow one among fast ones compiles, or saves a checkpoint."""
+        return min(self._times_ns[-STEADY_STEPS:]) >= SLOW_STEP_S * 1e9
 
     def _begin_timing(self) -> None:
         if not self._claimed():
@@ -165,7 +177,7 @@ class Window:
             now_ns = perf_counter_ns()
             self._block_times_ns.append((now_ns - self._block_begin_ns) / num)
             self._block_from, self._block_begin_ns = self.num_steps, now_ns
-            if len(self._block_times_ns) >= NUM_BLOCKS:
+            if len(self._block_times_ns) >= (SLOW_BLOCKS if self._is_slow() else NUM_BLOCKS):
                 self._announce()
         if self._begin_at is not None and self.num_steps >= self._begin_at and self._fits():
             self._begin_recording()
@@ -177,7 +189,7 @@ class Window:
             self._folder.announce(self._begin_at)
 
     def _follow(self) -> None:
-        """Record at the step that rank 0 announced, once it has."""
+        """Record at the step that rank 0 announced, once the announcement exists."""
         if self._begin_at is None:
             self._begin_at = self._folder.announced()
         if self._begin_at is not None and self.num_steps >= self._begin_at and self._claimed():

@@ -1,4 +1,4 @@
-"""Combinations that `activation_checkpointing` refuses, drops or tries together."""
+"""Parameters of `activation_checkpointing` that are dropped where they have no effect."""
 
 from __future__ import annotations
 

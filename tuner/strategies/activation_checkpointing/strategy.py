@@ -47,7 +47,7 @@ _ATTENTION = (
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_mm")
 
 RECOMPUTED = 0.5
-"""Maximum share of recomputation in a step that recomputes every block."""
+"""Maximum share of a step that recomputation takes if every block is recomputed."""
 
 
 class ActivationCheckpointing(Strategy):
@@ -153,7 +153,7 @@ def checkpointed(block: torch.nn.Module, save: str | None = None) -> None:
 
 
 def _keep_results(block: torch.nn.Module) -> None:
-    """Switch off in-place operation of a block's modules, which would change kept results."""
+    """Switch off in-place operation of a block's modules, because it would change kept results."""
     for module in block.modules():
         if getattr(module, "inplace", False) is True:
             setattr(module, "inplace", False)  # noqa: B010 (a module of the user's has it, as far as types tell)
@@ -201,7 +201,7 @@ def _policy(saved: frozenset[str], context: Any, operator: Any, *args: Any, **kw
 
 
 def _argument(operator: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the value of an operator's argument in one call; None where it has none of this name."""
+    """Return the value of an operator's argument in one call; None if the operator has no argument of this name."""
     for place, argument in enumerate(operator._schema.arguments):
         if argument.name == name:
             return kwargs.get(name, args[place] if place < len(args) else argument.default_value)
@@ -220,7 +220,7 @@ def _has_statistics(block: torch.nn.Module) -> bool:
 
 @contextmanager
 def _frozen_statistics(block: torch.nn.Module) -> Iterator[None]:
-    """Normalise with the batch's statistics but leave the running ones as they are."""
+    """Normalise with the batch's statistics but leave the running statistics unchanged."""
     norms = _norms_with_statistics(block)
     saved = [
         (norm, norm.momentum, None if norm.num_batches_tracked is None else norm.num_batches_tracked.clone())

@@ -1,4 +1,4 @@
-"""Combinations that `activation_compression` refuses, drops or tries together."""
+"""Combinations that `activation_compression` refuses."""
 
 from __future__ import annotations
 

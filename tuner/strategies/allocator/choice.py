@@ -1,4 +1,4 @@
-"""Setting of `allocator`: expandable segments of the CUDA caching allocator, and size above which blocks stay whole."""
+"""Setting of `allocator`: expandable segments of the CUDA caching allocator, and maximum size of blocks to split."""
 
 from __future__ import annotations
 

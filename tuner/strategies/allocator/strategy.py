@@ -70,7 +70,7 @@ class Allocator(Strategy):
         return dict.fromkeys(VARIABLES, ",".join(settings))
 
     def contribute(self, plan: Plan, choice: Choice) -> None:
-        """Add nothing to the plan: the variables are the whole effect."""
+        """Add nothing to the plan: the environment variables are the whole effect."""
 
     def outside(self, choice: Choice, script: ScriptFacts) -> Outside | NeedsWorkload:
         variables = self.environment_variables(choice)
@@ -102,7 +102,7 @@ class Allocator(Strategy):
 
 
 def settings_of(snapshot: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the strategy's parameters from a snapshot of the allocator, where no limit is -1 or the largest number."""
+    """Read the strategy's parameters from a snapshot of the allocator; -1 and the largest number mean no limit."""
     settings = snapshot["allocator_settings"]
     split_mb = int(settings["max_split_size"]) / (1 << 20)
     limited = 0 < split_mb < MAX_SPLIT_MB

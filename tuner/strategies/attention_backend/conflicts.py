@@ -1,4 +1,4 @@
-"""Combinations that `attention_backend` refuses, drops or tries together."""
+"""Combinations that `attention_backend` refuses."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class AttentionBackend(Strategy):
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
         """Judge by the operators and kernels of the profiled steps, which contain all attention. A compiler turns the
-        math backend into plain matmuls and a softmax: there, the absence of any other backend shows it.
+        math backend into plain matmuls and a softmax; then the absence of any other back end shows it.
         """
         backend, operators = choice["backend"], evidence.get("operators", ())
         ran = {name: found for name in operators if (found := backend_of(name))}

@@ -73,8 +73,8 @@ class AttentionMask(Strategy):
         return without(situation, *self.attacks)
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Return the expected saving: that of attention without a mask where the model is compiled as a whole; else
-        hardly any, because the library leaves the mask out by itself.
+        """Return the expected saving: that of attention without a mask if the model is compiled as a whole; otherwise
+        almost none, because the library itself then omits the mask.
         """
         compiled = situation.choices.get(CompileSetting.strategy, {})
         if compiled.get("mode") is None or compiled.get("scope") != "whole":

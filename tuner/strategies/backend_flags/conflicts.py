@@ -1,4 +1,4 @@
-"""Combinations that `backend_flags` refuses, drops or tries together."""
+"""Parameters of `backend_flags` that are dropped where they have no effect."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class BackendFlags(Strategy):
         return Supported()
 
     def likely_part(self, workload: WorkloadFacts) -> float:
-        """Return the usual part of the bound: cuDNN has several algorithms for every convolution."""
+        """Return the usual share of the bound: larger with convolutions, for which cuDNN has several algorithms."""
         return 0.15 if workload.model.module_types.get("Conv2d", 0) > 1 else self.usual_realisation
 
     def numerics(self, choice: Choice) -> Numerics:

@@ -1,4 +1,4 @@
-"""Combinations that `compile` refuses, drops or tries together."""
+"""Parameters of `compile` that are dropped where they have no effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Combinations that `cuda_graph` refuses, drops or tries together."""
+"""Combination rules of `cuda_graph`: refused combinations and choices to try together."""
 
 from __future__ import annotations
 

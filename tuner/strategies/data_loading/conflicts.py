@@ -1,4 +1,4 @@
-"""Combinations that `data_loading` refuses, drops or tries together."""
+"""Combination rules of `data_loading`: dropped parameters and choices to try together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading time that other choices of data loading save."""
+"""Estimates of the loading time that other choices of data loading save."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def pipelined_input(situation: Situation, num_workers: int) -> float:
 
 def input_without_workers(situation: Situation) -> float:
     """Return the share of the step that loading in the main process should save over the incumbent's workers: their
-    starts and the wait for them, less the loading of a batch, for which the device waits. Negative where it costs.
+    starts and the wait for them, less the loading of a batch, for which the device waits. Negative if loading in the
+    main process takes longer.
 
     This is an estimate: samples that are cached, or requested as a batch, load faster than in the inspection.
     """

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 WITHOUT_WORKERS_PART = 0.9
-"""Share of its saving, estimated from the measured time of a sample, that loading without workers usually realises."""
+"""Share of the saving, as estimated from a sample's measured time, that loading without workers usually realises."""
 SHORT_EPOCH_STEPS = 1000
 """Maximum number of steps of an epoch for which loading the next epoch ahead is worth a trial."""
 PINNED_PART = 0.5
@@ -157,8 +157,8 @@ class DataLoading(Strategy):
         return found
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Return the expected saving: workers hide the wait for data, pinned memory lets copies overlap the host.
-        Workers without a wait to hide only pass batches on, so pinning alone comes first.
+        """Return the expected saving: workers hide the wait for data, pinned memory lets copies overlap the host. If
+        there is no wait to hide, workers only pass batches on, so pinned memory alone is tried first.
         """
         best = self._hidden_at_most(situation, choice)
         hidden = best
@@ -170,8 +170,8 @@ class DataLoading(Strategy):
         return part * hidden + PINNED_PART * (self.bound(situation, choice) - best)
 
     def _hidden_at_most(self, situation: Situation, choice: Choice) -> float:
-        """Return an upper bound of the share of the step that a loader hides. Without workers it is the wait for them
-        and their starts, because the time of a batch is then not known well enough.
+        """Return an upper bound of the share of the step that a loader hides. For a choice without workers it is the
+        wait for today's workers and their starts, because the time of a batch is then not known well enough.
         """
         if choice["num_workers"]:
             return pipelined_input(situation, int(choice["num_workers"]))
@@ -197,7 +197,9 @@ class DataLoading(Strategy):
 
 
 def _unknown_order(environment: Environment, workload: WorkloadFacts) -> str | None:
-    """Return the reason why samples of the next epoch are not known before it begins; None where they are."""
+    """Return the reason why the samples of the next epoch are not known before that epoch begins; None if they are
+    known.
+    """
     if workload.script is not None:
         return "Steptune does not know when the epochs of a script begin"
     if workload.dataset.kind == "iterable":

@@ -124,7 +124,7 @@ class CachedDataset:
         return self.dataset.augment(sample) if self.splits else sample
 
     def fill(self, indices: Any) -> None:
-        """Load and store these samples now."""
+        """Load and store the given samples immediately."""
         for index in indices:
             self._stored(int(index))
 

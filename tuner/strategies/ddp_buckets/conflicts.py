@@ -1,4 +1,4 @@
-"""Combinations that `ddp_buckets` refuses, drops or tries together."""
+"""Combinations that `ddp_buckets` refuses."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 CAPS_MB = (50, 100, 200, 5, 1)
-"""Bucket sizes tried beside PyTorch's 25, the most promising first."""
+"""Bucket sizes, in MiB, that are tried besides PyTorch's 25, the most promising first."""
 SIZES = ("bucket_cap_mb", "first_bucket_mb")
 
 
@@ -81,7 +81,7 @@ class DdpBuckets(Strategy):
         return self._makes_other_buckets(choice, workload)
 
     def _makes_other_buckets(self, choice: Choice, workload: WorkloadFacts) -> Support:
-        """Check that bucket sizes group this model's gradients unlike today's and the other sizes tried."""
+        """Check that bucket sizes group this model's gradients differently from today's and the other tried sizes."""
         today, total = self.neutral(workload), workload.model.parameter_bytes / MIB
         if any(choice[name] != today[name] for name in self.defaults if name not in SIZES):
             return Supported()
@@ -113,7 +113,7 @@ class DdpBuckets(Strategy):
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
         """Return the maximum savings: exposed communication, except the last bucket where the links are known; copies
-        of the gradients with views; and the search for unused parameters.
+        of the gradients, where they become views of their bucket; and the search for unused parameters.
         """
         communication = {Category.COMMUNICATION: self._saved_communication(situation, choice)}
         return jointly(communication, self._saved_beside(situation, choice))

@@ -1,4 +1,4 @@
-"""Combinations that `device_prefetch` refuses, drops or tries together."""
+"""Combination rules of `device_prefetch`: refused combinations, dropped parameters and choices to try together."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class FusedKernels(Strategy):
     usual_realisation = 0.2
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
-        """Return all kernels that the model can use together, then each by itself."""
+        """Return a choice of all kernels that the model can use, then a choice of each kernel alone."""
         useful = [name for name in self.defaults if workload.model.kernel_refusals.get(name) == ""]
         changes: list[Choice] = [dict.fromkeys(useful, True)] if useful else []
         changes += [{name: True} for name in self.defaults]
@@ -95,8 +95,8 @@ class FusedKernels(Strategy):
             plan.model.append(use_kernels)
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Return the maximum savings: matmuls at their peak, and all else gone, because the pattern's share is not
-        known.
+        """Return the maximum savings: matmuls at peak rate, and no time in the other categories that the strategy
+        attacks, because the pattern's share is not known.
         """
         wanted = {name for name, is_wanted in choice.items() if is_wanted}
         of_optimizer = without(situation, *_OF_OPTIMIZER) if wanted & set(OF_OPTIMIZER) else {}
@@ -115,7 +115,7 @@ class FusedKernels(Strategy):
         }
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
-        """Judge whether the modules call the kernels and the profiled steps, where there are some, ran them."""
+        """Judge whether the modules call the kernels and whether the profiled steps, if any, ran them."""
         effect = super().took_effect(evidence, choice)
         operators = evidence.get("operators", ())
         if not effect.took or not any(choice.values()) or not operators:

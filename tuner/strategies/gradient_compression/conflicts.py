@@ -1,4 +1,4 @@
-"""Combinations that `gradient_compression` refuses, drops or tries together."""
+"""Combination rules of `gradient_compression`: refused combinations and dropped parameters."""
 
 from __future__ import annotations
 

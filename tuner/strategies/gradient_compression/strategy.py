@@ -115,7 +115,7 @@ class GradientCompression(Strategy):
         return {Category.COMMUNICATION: most_saved(situation, today, then)}
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Return the expected saving: that of the communication, less the time of compressing itself."""
+        """Return the expected saving: the saved communication time, less the compression's own time."""
         today = reduction(situation, compressing=True)
         then = reduction(situation, compressing=True, **self.exchange(choice))
         return None if today is None or then is None else saved(situation, today, then)

@@ -1,4 +1,4 @@
-"""Combinations that `hierarchical_allreduce` refuses, drops or tries together."""
+"""Combinations that `hierarchical_allreduce` refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Combinations that `larger_global_batch` refuses, drops or tries together."""
+"""Combination rules of `larger_global_batch`: dropped parameters and choices to try together."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class LargerGlobalBatch(Strategy):
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
         """Return the maximum savings: time spent once a step, and compute above its roofline, as far as more samples
-        can share it: a step of n times the samples takes no less than a step of today's.
+        can share it: a step with n times the samples takes at least as long as a step today.
         """
         more = int(choice["factor"] or 1) / int(situation.choices[self.name]["factor"] or 1)
         if more <= 1:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 POOLS = (16, 64)
 """Pool sizes in batches. Windows span whole pools, so larger ones take longer to measure."""
 MAX_POOL_S = 10.0
-"""Maximum seconds that a pool may take."""
+"""Maximum time, in seconds, that the steps of a pool may take."""
 
 
 class LengthBalancing(Strategy):

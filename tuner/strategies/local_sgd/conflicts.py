@@ -1,4 +1,4 @@
-"""Combinations that `local_sgd` refuses, drops or tries together."""
+"""Combination rules of `local_sgd`: refused combinations and dropped parameters."""
 
 from __future__ import annotations
 

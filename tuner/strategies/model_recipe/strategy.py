@@ -42,11 +42,12 @@ if TYPE_CHECKING:
     from steptune.tuner.workloads.workload import Workload
 
 UNALIGNED = {"bfloat16": 6.0, "float16": 6.0, "tf32": 2.0}
-"""Usual slowdown of matmuls of odd sizes, by dtype: in 16 bits that of a GPT-2's head (50,257 tokens) on an H200."""
+"""Usual slowdown of matmuls of odd sizes, by dtype. The 16-bit value is that of a GPT-2 head (50,257 tokens) on an
+H200."""
 KEPT_PART = 0.7
 """Share of the possible saving that padded matmuls usually realise, because weights and results are copied."""
 SLOWEST = 16
-"""Largest slowdown of a matmul of odd sizes: without tensor cores an H100 has a fifteenth of its FLOP/s."""
+"""Maximum slowdown of a matmul of odd sizes: without tensor cores an H100 has a fifteenth of its FLOP/s."""
 
 
 class ModelRecipe(Strategy):
@@ -108,7 +109,7 @@ class ModelRecipe(Strategy):
         return {Category.MATMUL: min(products, time * removable(situation, Category.MATMUL))}
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Return the expected saving: none where a compiler sees the whole model and pads by itself; little without
+        """Return the expected saving: none where a compiler sees the whole model and pads by itself, little without
         tensor cores.
         """
         if choice["pooled_classifier"] or choice["pad_multiple"] == 1:

@@ -1,4 +1,4 @@
-"""Setting of `moe_experts`: experts of a mixture run looped, batched or grouped."""
+"""Setting of `moe_experts`: execution of a model's experts in a loop, batched or grouped."""
 
 from __future__ import annotations
 

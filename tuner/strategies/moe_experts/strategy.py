@@ -71,8 +71,8 @@ class MoeExperts(Strategy):
             plan.model.append(execute_experts)
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Return the maximum savings: matmuls at their peak, and all else gone, because the experts' share is not
-        known.
+        """Return the maximum savings: matmuls at peak rate, and no time in the other categories that the strategy
+        attacks, because the experts' share is not known.
         """
         rest = [category for category in self.attacks if category not in (Category.MATMUL, Category.ATTENTION)]
         return jointly(at_roofline(situation, Category.MATMUL), without(situation, *rest))
@@ -83,5 +83,5 @@ class MoeExperts(Strategy):
         return {"execution": used_implementation(job.model)}
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
-        """Compare the requested execution with the model's; without a request, any execution is as asked."""
+        """Compare the requested execution with the model's; without a request, every execution matches."""
         return super().took_effect(evidence, {} if choice["execution"] is None else choice)

@@ -1,4 +1,4 @@
-"""Combinations that `nccl_settings` refuses, drops or tries together."""
+"""Combination rules of `nccl_settings`: dropped parameters and choices to try together."""
 
 from __future__ import annotations
 

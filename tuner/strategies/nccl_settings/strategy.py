@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from steptune.tuner.training.plan import Plan
 
 OWN = "own"
-"""Choice for a user's value that no other choice expresses; it stays unchanged."""
+"""Choice that stands for a user's value outside the other choices; that value stays unchanged."""
 VARIABLES = {
     "algorithm": "NCCL_ALGO",
     "protocol": "NCCL_PROTO",
@@ -49,14 +49,14 @@ TEXTS: Mapping[str, Mapping[str, str]] = {
     "algorithm": {"ring": "allreduce:ring", "tree": "allreduce:tree"},
     "protocol": {"simple": "Simple", "ll": "LL"},
 }
-"""Texts of values in NCCL's variables, where they differ. The algorithm is that of all-reduces: no other collective
-has a tree, and NCCL fails where it has none of the algorithms that are named. LL128 is left to NCCL, which knows where
-it is safe."""
+"""Texts of values in NCCL's variables, where the two differ. The algorithm is set for all-reduces only: no other
+collective has a tree, and NCCL fails if a collective has none of the named algorithms. LL128 is left to NCCL, which
+knows where it is safe."""
 SOCKETS = ("socket_threads", "sockets_per_thread")
 MAX_CHANNELS, MAX_PER_CHANNEL, MAX_SOCKETS = 64, 16, 64
-"""NCCL's maximum number of channels, of threads and of sockets per thread, and of their product."""
+"""NCCL's maximum number of channels, of threads or of sockets per thread, and of threads times sockets per thread."""
 TCP_LIKELY = 0.5
-"""Probability that a network of which only the speed is known uses sockets: InfiniBand and RoCE use none."""
+"""Probability that a network uses sockets if only its speed is known: InfiniBand and RoCE use none."""
 
 
 class NcclSettings(Strategy):
@@ -116,7 +116,7 @@ class NcclSettings(Strategy):
         }
 
     def contribute(self, plan: Plan, choice: Choice) -> None:
-        """Add nothing to the plan: the variables are the whole effect."""
+        """Add nothing to the plan: the environment variables are the whole effect."""
 
     def exchange(self, choice: Choice) -> Mapping[str, Any]:
         return {"sockets": num_sockets(choice)}
@@ -194,7 +194,7 @@ def _use_of(name: str, wanted: Scalar, used: Mapping[str, Any]) -> tuple[bool, s
 
 
 def settings_of(variables: Mapping[str, str]) -> Choice:
-    """Return the complete choice that an environment's variables stand for; an empty one counts as not set."""
+    """Return the complete choice that an environment's variables stand for; an empty variable counts as not set."""
     return {name: _value(name, variables.get(variable, "").strip()) for name, variable in VARIABLES.items()}
 
 

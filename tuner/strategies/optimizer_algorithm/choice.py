@@ -1,4 +1,4 @@
-"""Setting of `optimizer_algorithm`: AdamW, LAMB, LARS, Adafactor or SM3 in the optimizer's place."""
+"""Setting of `optimizer_algorithm`: AdamW, LAMB, LARS, Adafactor or SM3 in place of the user's optimizer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ IMPLEMENTATIONS: Mapping[str, tuple[str, ...]] = {
     "adamw": ("for_loop", "foreach", "fused"),
     "adafactor": ("for_loop", "foreach"),
 }
-"""Implementations that `optimizer_implementation` can ask for, by algorithm; the other algorithms have a single one."""
+"""Implementations that `optimizer_implementation` can request, by algorithm; the other algorithms have a single one."""
 
 
 @dataclass(frozen=True, kw_only=True)

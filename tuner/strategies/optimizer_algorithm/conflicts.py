@@ -1,4 +1,4 @@
-"""Combinations that `optimizer_algorithm` refuses, drops or tries together."""
+"""Combinations that `optimizer_algorithm` refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""optimizer_algorithm: another optimizer: AdamW, LAMB, LARS, Adafactor or SM3.
+"""optimizer_algorithm: replace the user's optimizer by AdamW, LAMB, LARS, Adafactor or SM3.
 
 Mechanism: Adafactor and SM3 keep statistics of rows and columns instead of every element. LAMB and LARS scale
 the update of each layer to the size of its weights, which lets larger batches train. The groups of the user's

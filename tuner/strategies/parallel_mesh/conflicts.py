@@ -1,4 +1,4 @@
-"""Combinations that `parallel_mesh` refuses, drops or tries together."""
+"""Combination rules of `parallel_mesh`: refused combinations and dropped parameters."""
 
 from __future__ import annotations
 

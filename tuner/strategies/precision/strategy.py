@@ -1,4 +1,4 @@
-"""precision: the dtypes of a step. Owns every dtype.
+"""precision: the dtypes of a step, which this strategy alone sets.
 
 Levels, as apex amp defined them (O2 keeps all normalisation layers in FP32, not batch normalisation
 only):
@@ -156,8 +156,8 @@ class Precision(Strategy):
             plan.step.loss_scaler = level == "O2" and dtype == "float16"
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Return the expected saving between 16-bit levels: weights need no casts, and the update moves fewer bytes.
-        Another dtype is as fast.
+        """Return the expected saving of changing from one 16-bit level to another: weights need no casts, and the
+        update moves fewer bytes. Both 16-bit dtypes are equally fast.
         """
         levels = ("O1", "O2", "O3")
         current = situation.choices[self.name]["level"]
@@ -199,8 +199,8 @@ class Precision(Strategy):
         return {"dtype": choice["dtype"], "tf32": choice["level"] == "tf32"}
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Return the maximum savings: matmuls at the measured peak of the dtype, and all else, which may halve or
-        better.
+        """Return the maximum savings: matmuls at the measured peak of the dtype, and all other compute, because its
+        time may halve or better.
         """
         dtype = arithmetic(situation, **self.computation(choice))
         products = at_roofline(situation, Category.MATMUL, Category.ATTENTION, dtype=dtype)
@@ -243,7 +243,7 @@ class Precision(Strategy):
         }
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
-        """Judge by the dtypes of weights and of the observed matmuls; the detail says so where none was observed."""
+        """Judge by the dtypes of weights and of the observed matmuls; if no matmul was observed, the detail says so."""
         level, dtype = choice["level"], str(choice["dtype"])
         weights, kept = evidence.get("parameter_dtypes", []), evidence.get("kept_dtypes", [])
         products = evidence.get("products") or {}
@@ -274,8 +274,8 @@ class Precision(Strategy):
 def _saved_communication(
     situation: Situation, choice: Choice, share: Callable[[Situation, Reduction, Reduction], float]
 ) -> float:
-    """Return the saving where weights or gradients are sent in 16 bits; 0 where they are sent as today, however slow
-    the links.
+    """Return the saving where weights or gradients are sent in 16 bits; 0 if they are sent as today, regardless of the
+    links' speed.
 
     Args:
         share: Computes the saved share of the step from the costs of communication today and with the choice.

@@ -1,4 +1,4 @@
-"""Combinations that `sharding` refuses, drops or tries together."""
+"""Combination rules of `sharding`: refused combinations and dropped parameters."""
 
 from __future__ import annotations
 

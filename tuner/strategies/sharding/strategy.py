@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from steptune.tuner.training.plan import Plan
 
 SHOWN = ("prefetch", "backward_prefetch", "cpu_offload", "reduce_each")
-"""FSDP parameters that the running job reports unchanged."""
+"""Parameters of the strategy that the running job reports as they were set."""
 SIZES = (1_000_000, 10_000_000, 100_000_000)
 """Minimum numbers of parameters per unit that are tried; the last is FSDP's default."""
 
@@ -172,8 +172,8 @@ class Sharding(Strategy):
         return jointly(without(situation, Category.COMMUNICATION), _saved_beside(situation, choice))
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Return the expected saving by the bytes sent, where the links are known; and a usual part of the rest.
-        Offloading to the CPU is for memory: data is sent there and back.
+        """Return the expected saving from the bytes sent, where the links are known, plus a usual part of the rest.
+        Offloading to the CPU saves only memory, because data is copied there and back.
         """
         if choice["cpu_offload"]:
             return 0.0

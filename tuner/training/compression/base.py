@@ -56,7 +56,7 @@ class Compression(StepHook, ABC):
 
 
 class FlatCompression(Compression):
-    """Compression of flat sequences of numbers, whatever tensors they belong to, so also of parts of a bucket."""
+    """Compression of flat sequences of numbers, regardless of tensor boundaries, and so also of parts of a bucket."""
 
     def __init__(self, lane: Lane) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class FlatCompression(Compression):
         """
 
     def see(self, bucket: GradBucket) -> None:
-        """Take note of a bucket, or of a part of it, before it is averaged."""
+        """Register a bucket, or a part of one, before it is averaged."""
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         self.see(bucket)

@@ -68,7 +68,7 @@ class BucketLayout:
         }
 
     def keep(self, kept: Mapping[str, Any], names: Names) -> None:
-        """Load the result of `kept`, to be assigned to the buckets when they are known."""
+        """Load the result of `kept`; it is assigned to the buckets once they are known."""
         self._parameters = {}
         self._awaited = dict(kept["buckets"])
         self._names = names if self._awaited else {}

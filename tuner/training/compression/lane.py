@@ -1,4 +1,4 @@
-"""Queue of multi-step reductions that run beside the backward pass, one bucket after the other.
+"""Queue of multi-step reductions that run during the backward pass, one bucket after the other.
 
 All ranks must enter the collectives of a group in one order. Callbacks of futures do not promise that: those of gloo
 run whenever a reduction ends. So what is submitted runs in the order of submission, which is DDP's order of buckets: on
@@ -54,7 +54,7 @@ class Lane:
         return torch.futures.Future(devices=None if self._stream is None else [self._device])
 
     def fulfil(self, futures: Sequence[Future], function: Callable[[], Sequence[torch.Tensor]]) -> None:
-        """Submit a function of several results, one for each future."""
+        """Submit a function with several results, each of which fulfils one of the futures."""
         import torch
 
         if self._stream is None:

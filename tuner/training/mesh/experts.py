@@ -52,7 +52,7 @@ def lay_experts(model: torch.nn.Module, group: Any, *, even: bool) -> dict[int, 
 
 
 class _Exchange:
-    """Exchange of tokens: runs the slots of all experts on the ranks that hold these."""
+    """Exchange of tokens, so that every expert's slots are computed on the rank that holds the expert."""
 
     def __init__(self, experts: torch.nn.Module, group: Any, *, even: bool) -> None:
         import torch.distributed as dist
@@ -86,7 +86,7 @@ class _Exchange:
 
 
 def _all_to_all() -> Any:
-    """Return an all-to-all function that sends part k to rank k; its gradient is exchanged the other way round."""
+    """Return an all-to-all function that sends part k to rank k; gradients are sent in the opposite direction."""
     import torch
     import torch.distributed as dist
 

@@ -12,7 +12,7 @@ BUCKET_BYTES = 25 << 20
 
 
 def sum_over(tensors: Iterable[torch.Tensor], group: Any, *, divisor: int = 1) -> None:
-    """Sum gradients over ranks in place, in buckets of one dtype, all of them in flight together."""
+    """Sum gradients over ranks in place, in buckets of one dtype each; the sums of all buckets run at the same time."""
     import torch
     import torch.distributed as dist
 

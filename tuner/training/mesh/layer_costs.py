@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from steptune.tuner.training.mesh.chain import Chain, Examined, Loss
 
 REPEATS = 3
-"""Number of repetitions, of which the shortest counts: the first one is a warm-up."""
+"""Number of repetitions, of which the fastest counts; the first one is a warm-up."""
 
 
 def measure(chain: Chain, examined: Examined, loss: Loss, device: torch.device) -> Costs:

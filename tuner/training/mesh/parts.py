@@ -38,7 +38,7 @@ class Cut:
         return torch.cat(pieces, self.dim).clone(memory_format=torch.contiguous_format)
 
     def joined(self, parts: Iterable[torch.Tensor]) -> torch.Tensor:
-        """Return the whole of all parts, given in order."""
+        """Join all parts, given in order, into the whole tensor."""
         import torch
 
         by_stretch = zip(*(part.chunk(self.stretches, self.dim) for part in parts), strict=True)
@@ -85,8 +85,8 @@ class Replica:
         self._device = device
 
     def whole(self, name: str, own: torch.Tensor | None, *, of: torch.dtype | None = None) -> torch.Tensor:
-        """Return a tensor whole, or one of its shape (a gradient, an optimizer's moment); every rank of the replica
-        must call it.
+        """Assemble a whole tensor, or a whole gradient or optimizer moment of its shape; every rank of the replica must
+        call it.
 
         Args:
             own: This rank's part or copy; None where it has neither.

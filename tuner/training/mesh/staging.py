@@ -62,7 +62,9 @@ def cut_chain(chain: Chain, loss: Loss, arguments: MeshArguments, device: torch.
 
 
 def ranks_of_parameters(chain: Chain, examined: Examined, stages: Stages) -> dict[str, tuple[int, ...]]:
-    """Return the pipeline ranks that train each parameter: two where it is used both before and after the blocks."""
+    """Return the pipeline ranks that train each parameter: two ranks if the parameter is used both before and after the
+    blocks.
+    """
     ids = {id(p): number for number, block in enumerate(chain.blocks) for p in block.parameters()}
     first_names = {id(parameter): name for name, parameter in chain.model.named_parameters()}
     found: dict[str, tuple[int, ...]] = {}

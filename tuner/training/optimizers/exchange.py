@@ -55,7 +55,8 @@ _BELONGS_TO: Mapping[str, str | None] = {
     "nesterov": "momentum",
     "dampening": "momentum",
 }
-"""Options that may not be dropped when the option that they belong to is copied; None: they may never be dropped."""
+"""Options that must not be dropped if the option that they belong to is copied; with None, they must never be dropped.
+"""
 
 
 def exchanged(

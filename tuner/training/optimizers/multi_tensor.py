@@ -65,7 +65,7 @@ def ratios(numerators: torch.Tensor, denominators: torch.Tensor) -> torch.Tensor
 
 
 def is_excluded(parameters: list[torch.Tensor], group: dict[str, Any]) -> bool:
-    """Say whether parameters of this kind are neither decayed nor scaled to a rate of their own."""
+    """Say whether parameters of this kind are neither decayed nor given a rate scaled to their norm."""
     return bool(group["exclude_vectors"]) and parameters[0].dim() < 2
 
 

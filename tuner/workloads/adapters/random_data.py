@@ -59,7 +59,7 @@ class RandomTokens:
 
 
 class MaskedTokens(RandomTokens):
-    """Random tokens of which 15 % are replaced by the vocabulary's last token, with labels for these.
+    """Sequences of random tokens, 15 % of which are replaced by the vocabulary's last token and have labels.
 
     Every sample has the same number of labels, so that means over micro-batches weigh alike.
     """

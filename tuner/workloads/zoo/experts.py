@@ -69,7 +69,7 @@ def route(logits: torch.Tensor, top_k: int, capacity: int) -> Routing:
 
 
 def _positions(experts: torch.Tensor, num_experts: int) -> torch.Tensor:
-    """Return (T, K): the number of earlier choices of the same expert."""
+    """Return, for each choice (T, K), the number of earlier choices of the same expert."""
     num_tokens, top_k = experts.shape
     in_order = experts.t().reshape(-1)  # all first choices, then all second ones
     chosen = F.one_hot(in_order, num_experts)

@@ -284,10 +284,10 @@ def _facts(study: Study, r: Recommendation) -> tuple[Fact, ...]:
 
 
 def _why_ratios_hold(study: Study) -> str:
-    quiet = "on a quiet machine, intervals are narrower and rates differ"
+    quiet = "on a quiet machine, intervals would be narrower and rates may differ"
     if is_command(study.workload):
-        return f"trials of a script do not take turns, so only the starts of the confirmation compare; {quiet}"
-    return f"trials took turns, so ratios hold; {quiet}"
+        return f"trials of a script do not take turns, so only the runs of the confirmation can be compared; {quiet}"
+    return f"trials took turns, so ratios remain valid; {quiet}"
 
 
 def _verdict_note(r: Recommendation) -> str:

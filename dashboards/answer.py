@@ -83,7 +83,7 @@ def get_uses(recommendation: Recommendation) -> list[Use]:
     if is_command(recommendation.workload):
         uses = _in_script(recommendation)
     else:
-        uses = [Use("In your script", _APPLY, _and("with your workload as it was tuned", carried(recommendation, ())))]
+        uses = [Use("In your script", _APPLY, _and("with the workload that was tuned", carried(recommendation, ())))]
     if recommendation.environment_variables:
         lines = [f"export {name}={value}" for name, value in recommendation.environment_variables.items()]
         uses.append(Use("Environment", "\n".join(lines), "set before torch is imported"))
@@ -113,7 +113,7 @@ def _in_script(recommendation: Recommendation) -> list[Use]:
         uses.append(Use("Arguments", " ".join(found.options), _and("add to the command", together)))
     if found.diff:
         together = f"together with the arguments, {part}" if found.options and part else part
-        uses.append(Use("Diff", found.diff, _and("apply with git apply in the script's folder", together)))
+        uses.append(Use("Diff", found.diff, _and("run git apply in the script's folder", together)))
     return [*uses, Use("One line in the script", _ENABLE, everything)]
 
 

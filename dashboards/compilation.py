@@ -42,8 +42,16 @@ def compilation_sentence(compilation: Compilation) -> str:
             if compilation.num_given_up
             else []
         ),
-        *([f"{compilation.num_cudagraph_skips} run without a CUDA graph"] if compilation.num_cudagraph_skips else []),
-        *([f"{compilation.late_graphs} compiled after the warm-up"] if compilation.late_graphs else []),
+        *(
+            [f"{units.counted(compilation.num_cudagraph_skips, 'graph')} not run as a CUDA graph"]
+            if compilation.num_cudagraph_skips
+            else []
+        ),
+        *(
+            [f"{units.counted(compilation.late_graphs, 'graph')} compiled after the warm-up"]
+            if compilation.late_graphs
+            else []
+        ),
         f"{units.duration(compilation.seconds)} of compilation",
     ]
     return ", ".join(parts)

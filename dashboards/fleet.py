@@ -257,7 +257,7 @@ def _cell_hover(cell: StrategyRow | None) -> str:
         return "never tried there"
     tried = units.counted(cell.num_studies, "study", "studies")
     if not cell.num_parts:
-        return f"tried in {tried}, but part of no answer"
+        return f"tried in {tried}, but never part of a recommendation"
     interval = "" if math.isnan(cell.low) else f", 95 % interval {units.ratio_range(cell.low, cell.high)}"
     return f"<b>{units.ratio(cell.gain)}</b> median of {cell.num_parts}{interval}, tried in {tried}"
 

@@ -88,7 +88,7 @@ def plot_gains(info: Sequence[GainRow], quantity: str = "speed") -> Figure:
     limited = [row for row in info if math.isfinite(row.limit)]
     if limited:
         figure.add_scatter(
-            name="upper bound before the trial",
+            name="upper bound, predicted before the trial",
             mode="markers",
             x=[row.limit for row in limited],
             y=[theme.plain(units.words(row.strategy)) for row in limited],

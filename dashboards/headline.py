@@ -181,8 +181,8 @@ def _why_inconclusive(study: Study, r: Recommendation, before: str) -> tuple[str
         )
     return (
         "Inconclusive: the machine is busy",
-        f"Other programs used {units.percent(r.foreign_cpu_share)} of the cores, so a worthwhile gain could not be "
-        f"told from noise; today's settings ran at {before}. Use {more}.",
+        f"Other programs used {units.percent(r.foreign_cpu_share)} of the cores, so even a worthwhile gain could not "
+        f"be distinguished from noise; today's settings ran at {before}. Use {more}.",
     )
 
 
@@ -284,10 +284,10 @@ def _facts(study: Study, r: Recommendation) -> tuple[Fact, ...]:
 
 
 def _why_ratios_hold(study: Study) -> str:
-    quiet = "on a quiet machine, intervals are narrower and rates differ"
+    quiet = "on a quiet machine, intervals would be narrower and rates may differ"
     if is_command(study.workload):
-        return f"trials of a script do not take turns, so only the starts of the confirmation compare; {quiet}"
-    return f"trials took turns, so ratios hold; {quiet}"
+        return f"trials of a script do not take turns, so only the runs of the confirmation can be compared; {quiet}"
+    return f"trials took turns, so ratios remain valid; {quiet}"
 
 
 def _verdict_note(r: Recommendation) -> str:
@@ -313,7 +313,8 @@ def _gain_facts(gain: Gain, *, of_today: bool) -> list[Fact]:
         Fact(
             f"{units.percent(gain.interval.level)} interval",
             units.ratio_interval(gain.interval),
-            f"simultaneous over {finalists}; a repeat would land in {units.ratio_interval(gain.prediction)}",
+            f"valid for {finalists} at once; a repeat of this comparison would land in "
+            f"{units.ratio_interval(gain.prediction)}",
         ),
         Fact(
             "Measured in",
@@ -342,7 +343,7 @@ def _cost_fact(r: Recommendation) -> Fact:
     if cost.payback_tuning_steps and r.verdict is Verdict.FASTER:
         paid.append(f"paid back after {units.significant(cost.payback_tuning_steps)} steps")
     if cost.payback_steps and r.verdict is Verdict.FASTER:
-        paid.append(f"its compilation after {units.significant(cost.payback_steps)} steps")
+        paid.append(f"compilation paid back after {units.significant(cost.payback_steps)} steps")
     return Fact(
         "Cost of tuning", f"{units.duration(cost.tuning_s)}, {units.counted(cost.num_trials, 'trial')}", ", ".join(paid)
     )

@@ -39,7 +39,7 @@ LOOKS: dict[str, Look] = {
     "no_gain": Look(colour=theme.MUTED, symbol="circle", title="no gain"),
     "inconclusive": Look(colour=theme.NEUTRAL, symbol="circle-open", title="inconclusive"),
     "no_effect": Look(colour=theme.NEUTRAL, symbol="triangle-down-open", title="had no effect"),
-    "guard_rejected": Look(colour=theme.BAD, symbol="star-triangle-up", title="not the same training"),
+    "guard_rejected": Look(colour=theme.BAD, symbol="star-triangle-up", title="training differs from the reference"),
     "contended": Look(
         colour=theme.NEUTRAL, symbol="square-x-open", title="not measured: other programs used the machine"
     ),

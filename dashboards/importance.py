@@ -24,8 +24,8 @@ from steptune.tuner.records import BASELINE, Candidate, choice_label
 
 TODAY = "as today"
 METHOD = (
-    "Speed of the best choice over the worst, in the search's Gaussian model of all trials, from pairs (or chains of "
-    "pairs) of measured configurations that differ in this strategy only"
+    "Speed of the best choice divided by that of the worst, estimated by the search's Gaussian model of all trials; "
+    "only pairs (or chains of pairs) of measured configurations that differ in this strategy alone are used"
 )
 
 
@@ -159,6 +159,6 @@ def plot_importance(info: Sequence[ImportanceRow]) -> Figure:
         ],
         hovertemplate="%{customdata}<extra></extra>",
     )
-    figure.update_xaxes(title={"text": "best choice over worst"}, ticksuffix="×")
+    figure.update_xaxes(title={"text": "speed, worst choice = 1×"}, ticksuffix="×")
     figure.update_yaxes(autorange="reversed", showgrid=False, ticklabelstandoff=8)
     return figure

@@ -71,7 +71,7 @@ def _note(roofline: Roofline) -> str:
     missing = f" The MFU is unknown: {roofline.silent}." if roofline.silent else ""
     return (
         "Floor: the minimum time for a kernel's FLOP and bytes at the device's peaks, which kernels seldom reach. "
-        "Saves: the share of the step that a kernel at its floor would save, replayed."
+        "Saves: the share of the step that running the kernel at its floor would save, according to a replay."
         f"{known}{missing}"
     )
 

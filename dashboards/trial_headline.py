@@ -27,7 +27,7 @@ from steptune.tuner.speeds import Method, speed_of
 
 PHASES = {
     Phase.BUILD: "during the build",
-    Phase.GUARD: "during the guard's check of the training",
+    Phase.GUARD: "during the guard's check",
     Phase.WARM_UP: "during the warm-up",
     Phase.MEASURE: "during the measurement",
     Phase.PROFILE: "during profiling",
@@ -36,7 +36,7 @@ PHASES = {
 FAILURES = {
     FailureKind.OUT_OF_MEMORY: "Out of memory",
     FailureKind.UNSUPPORTED: "Unsupported",
-    FailureKind.NUMERICS: "Not the same training",
+    FailureKind.NUMERICS: "Training differs from the reference",
     FailureKind.TIMEOUT: "Timed out",
     FailureKind.CRASH: "Crashed",
     FailureKind.WORKLOAD_ERROR: "Error in the workload",
@@ -79,7 +79,9 @@ def get_trial_headline(
         signal = f" Signal {failure.signal} ended the process." if failure.signal else ""
         return TrialHeadline("warning", title, f"{failure.message}{rank}.{signal}", facts)
     if result.guard is not None and not result.guard.passed:
-        return TrialHeadline("warning", "Rejected: not the same training", f"{result.guard.reason}.", facts)
+        return TrialHeadline(
+            "warning", "Rejected: training differs from the reference", f"{result.guard.reason}.", facts
+        )
     if not result.clean_windows:
         sentence = "Other programs used the machine in every window, or a limit was reached first."
         voids = [window.void for window in result.windows if window.void]
@@ -128,7 +130,9 @@ def _step_fact(result: TrialResult) -> Fact | None:
         return None
     width = f"± {units.percent(spread.half_width)} within this run, " if math.isfinite(spread.half_width) else ""
     void = f", {spread.num_void} void" if spread.num_void else ""
-    restart = f"; {units.milliseconds(spread.restart_ms)} of the step restart the epoch" if spread.restart_ms else ""
+    restart = (
+        f"; restarting the epoch takes {units.milliseconds(spread.restart_ms)} of the step" if spread.restart_ms else ""
+    )
     counted = units.counted(spread.num_clean, "window")
     contended = "; other programs used the machine" if result.contended else ""
     return Fact("Step", units.milliseconds(spread.step_ms), f"{width}{counted}{void}{contended}{restart}")
@@ -144,7 +148,7 @@ def _estimate_fact(result: TrialResult, decisions: Sequence[Decision]) -> Fact |
     load = statistics.median(window.foreign_cpu_share for window in result.clean_windows)
     if result.contended or load > MeasureSettings().foreign_cpu_share:
         return Fact("Search estimate", "not stated", f"other programs used {units.percent(load)} of the cores")
-    note = "this run compared with its companion; not the speed of the configuration"
+    note = "speed of this run relative to its companion run, not the configuration's final speed"
     return Fact("Search estimate", f"this run: {units.ratio(1 + gains[-1])}", note)
 
 
@@ -162,7 +166,7 @@ def _limit_fact(decisions: Sequence[Decision]) -> Fact | None:
     if not bounds:
         return None
     return Fact(
-        "Predicted", f"at most {units.ratio(units.gain_limit(bounds[-1]))}", "from the breakdown, before the trial"
+        "Predicted", f"at most {units.ratio(units.gain_limit(bounds[-1]))}", "from the breakdown, before the trial ran"
     )
 
 

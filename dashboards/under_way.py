@@ -18,11 +18,11 @@ from steptune.tuner.records import Candidate, Choice, Finding, Purpose, StudySta
 WHY: dict[Purpose, str] = {
     Purpose.BASELINE: "the reference for all speeds",
     Purpose.REPLICATE: "repeated, for a narrower interval",
-    Purpose.SENTINEL: "repeats today's settings, to detect changes of the machine",
+    Purpose.SENTINEL: "repeats today's settings, to detect drift of the machine's speed",
     Purpose.COMPANION: "takes turns with a candidate, for comparison",
-    Purpose.AUDIT: "excluded by its bound, but run to check the bounds",
+    Purpose.AUDIT: "excluded by its bound; run anyway, to check the bounds",
     Purpose.CONFIRM: "a finalist, compared with today's settings in new runs",
-    Purpose.CONTRIBUTION: "measures the contribution of a part",
+    Purpose.CONTRIBUTION: "measures the contribution of one change",
     Purpose.MOVED: "repeated, because the trials moved to other cores or devices",
 }
 """Reasons for trials that do not test a new choice."""

@@ -67,7 +67,7 @@ TAGS = {
     "tokens": "Tokens for programs.",
     "users": "Users, permissions and quotas.",
     "audit": "Who did what.",
-    "operations": "Health and metrics, for those who run the service.",
+    "operations": "Health and metrics, for operators of the service.",
 }
 
 

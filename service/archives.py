@@ -149,9 +149,9 @@ class _Writer:
         keys = [_folded("/".join(parts[: n + 1])) for n in range(len(parts))]
         for key in keys[:-1]:
             if not self._seen.setdefault(key, True):
-                _refuse("duplicate", member.name, None, "a path has a file where it needs a folder")
+                _refuse("duplicate", member.name, None, "a path leads through a file instead of a folder")
         if keys[-1] in self._seen and not (member.is_folder and self._seen[keys[-1]]):
-            _refuse("duplicate", member.name, None, "two members have the same name")
+            _refuse("duplicate", member.name, None, "two entries have the same name")
         self._seen[keys[-1]] = member.is_folder
         if len(self._seen) > self._limits.members:
             _refuse("members", len(self._seen), self._limits.members, "it has too many files and folders")
@@ -185,7 +185,7 @@ def checked_parts(name: str, limits: ArchiveLimits) -> tuple[str, ...]:
         _refuse("name_bytes", size, limits.name_bytes, f"the name {shown(name)} is too long")
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or (path.parts and path.parts[0].endswith(":")):
-        _refuse("traversal", shown(name), None, "a name leads out of the archive's folder")
+        _refuse("traversal", shown(name), None, "a name refers to a place outside the archive's folder")
     if len(path.parts) > limits.depth:
         _refuse("depth", len(path.parts), limits.depth, f"{shown(name)} is nested too deeply")
     return path.parts
@@ -222,7 +222,7 @@ def _tar_members(archive: Path, kind: str) -> Iterator[_Member]:
                 _refuse("link", shown(info.name), None, f"it contains a link to {shown(info.linkname)}")
             if not (info.isfile() or info.isdir()) or info.issparse():
                 _refuse(
-                    "special", shown(info.name), None, "it contains a member that is neither a plain file nor a folder"
+                    "special", shown(info.name), None, "it contains an entry that is neither a plain file nor a folder"
                 )
             content = tar.extractfile(info) if info.isfile() else None
             yield _Member(name=info.name, is_folder=info.isdir(), executable=bool(info.mode & 0o100), content=content)
@@ -273,7 +273,7 @@ def _zip_members(archive: Path, limits: ArchiveLimits) -> Iterator[_Member]:
                     "special",
                     shown(info.filename),
                     None,
-                    "it contains a member that is neither a plain file nor a folder",
+                    "it contains an entry that is neither a plain file nor a folder",
                 )
             if info.flag_bits & 1:
                 _refuse("encrypted", shown(info.filename), None, "it contains an encrypted file")
@@ -356,7 +356,7 @@ def check_source_size(path: Path, name: str) -> None:
     size = path.stat().st_size
     if size > MAX_SOURCE_BYTES:
         raise WorkloadRejectedError(
-            f"{shown(name)} has {size:,} bytes, and a file with a workload may have at most "
+            f"{shown(name)} has {size:,} bytes, but a file with a workload may have at most "
             f"{MAX_SOURCE_BYTES:,}: move data or other code to other files, and upload all of them as an archive"
         )
 
@@ -376,7 +376,7 @@ def _searched(root: Path) -> list[Path]:
 
 def _too_much(what: str, limit: int) -> WorkloadRejectedError:
     return WorkloadRejectedError(
-        f"{what} bytes, and the search for a workload reads at most {limit:,}: name the workload with `entry`, "
+        f"{what} bytes, but the search for a workload reads at most {limit:,}: name the workload with `entry`, "
         "like train.py:MyWorkload"
     )
 

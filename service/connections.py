@@ -141,7 +141,7 @@ def storage_errors(place: str) -> Iterator[None]:
     try:
         yield
     except PoolTimeout as error:
-        raise StoreUnavailableError(f"{place} has no free connection for this process: {error}") from error
+        raise StoreUnavailableError(f"{place} has no free connection left: {error}") from error
     except (ProgrammingError, sqlite3.ProgrammingError):
         raise  # a bug of ours, not a state of the database
     except DatabaseError as error:

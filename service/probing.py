@@ -77,7 +77,7 @@ def measure_links(
         ) as runner,
     ):
         topology = runner.measure_topology(hardware, known, LONGEST_LINKS_S)
-    assert topology is not None, "several ranks have links between them"
+    assert topology is not None, "two or more ranks must have links"
     if topology != known:
         store.save_topology(topology)
     return topology

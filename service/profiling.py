@@ -126,7 +126,7 @@ def profile_workload(
         kept = StudyFiles(directory).trace(spec.trial_id)
         _keep(directory, kept, trace)
     situation = situation_of(result, facts, environment, choices)
-    assert situation is not None, "a result with breakdowns has a situation"
+    assert situation is not None, "a result with breakdowns must have a situation"
     evidence = Evidence(situation=situation, analysis=_analysis_of(directory, spec.trial_id))
     return WorkloadProfile(
         workload=reference,
@@ -262,7 +262,7 @@ def print_findings(console: Console, findings: Sequence[Finding]) -> None:
 
 def _bars(breakdown: Breakdown, title: str | None) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", title=title)
-    for name in ("where the step goes", "time", "share", ""):
+    for name in ("step breakdown", "time", "share", ""):
         number = name in ("time", "share")
         table.add_column(name, justify="right" if number else "left", no_wrap=number)
     times = trusted_step_ns(breakdown)

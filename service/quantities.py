@@ -42,7 +42,7 @@ def parse_bytes(text: str) -> int:
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
     if match is None or float(match[1]) <= 0:
-        raise ChoiceError(f"{text!r} is not a size: write bytes, or 512m, or 8g")
+        raise ChoiceError(f"{text!r} is not a size: write a number of bytes, or 512m, or 8g")
     return int(float(match[1]) * _UNITS_BYTES[match[2]])
 
 

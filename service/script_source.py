@@ -76,7 +76,8 @@ def read_manifest(folder: Path) -> ScriptManifest:
     name = secret_in(manifest.command)
     if name is not None:
         raise WorkloadRejectedError(
-            f"{name} of the command sounds like a secret, and a study shows its command: let the script read it from "
+            f"{name} of the command looks like a secret, but everyone who can see a study can see its command: let "
+            "the script read it from "
             "a file or the environment of the worker"
         )
     check_variables(manifest.variables)
@@ -99,7 +100,7 @@ def check_variables(variables: Mapping[str, str]) -> None:
     for name, value in variables.items():
         if VARIABLE.search(name) or holds_secret(value):
             raise WorkloadRejectedError(
-                f"{name} sounds like a secret, and the service stores the variables with the study: set it in "
+                f"{name} looks like a secret, but the service stores the variables with the study: set it in "
                 "the worker's own environment, or let the script read it from a file on the worker"
             )
         if name in _OF_A_MACHINE or not _NAME.fullmatch(name):

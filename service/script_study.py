@@ -85,7 +85,7 @@ def script_of(study: Study) -> ScriptFacts:
     """
     script = script_facts_of(study)
     if not Path(script.folder).is_dir():
-        raise StoreError(f"study {study.study_id} ran in {script.folder}, which is gone: begin a new study")
+        raise StoreError(f"study {study.study_id} ran in {script.folder}, which no longer exists: begin a new study")
     return script
 
 
@@ -126,7 +126,7 @@ class Choices(NamedTuple):
 
 def choices_of(runner: ScriptRunner, study: Study) -> Choices:
     """Return the choices of a study before its first trial; this inspects the machine for it."""
-    assert study.facts is not None, "a study of a command is stored with its facts"
+    assert study.facts is not None, "a study of a command must have facts"
     space = Space(runner.describe(), study.facts, study.settings)
     tried: dict[str, list[str]] = {}
     for move in space.moves:
@@ -145,7 +145,7 @@ def why_nothing(choices: Choices) -> str:
     reasons |= {name: why for name, why in choices.not_here.items() if name not in reasons}
     told = [f"{name}: {why}" for name, why in reasons.items()]
     more = f"; and {len(told) - MOST_LABELS} more" if len(told) > MOST_LABELS else ""
-    return f"no choice can be tried in this script's own loop. {'; '.join(told[:MOST_LABELS])}{more}"
+    return f"no choice can be tried in this script's own training loop. {'; '.join(told[:MOST_LABELS])}{more}"
 
 
 def print_choices(console: Console, choices: Choices) -> None:
@@ -163,13 +163,16 @@ def print_choices(console: Console, choices: Choices) -> None:
     names = [name for name in choices.need_workload if name not in choices.tried]
     parts = [name for name in choices.need_workload if name in choices.tried]
     words = ", ".join([*names, *(f"some of {name}" for name in parts)])
-    why = "`steptune show --all` lists each reason; docs/tutorial.md shows how to write a Workload"
+    why = "`steptune show --all` lists the reasons; docs/tutorial.md shows how to write a Workload"
     console.print(Text(f"needs a Workload (another {len(choices.need_workload)}): {words}; {why}", style="dim"))
 
 
 def print_start(console: Console, look: Look) -> None:
     """Print where trials start: at the script's beginning, or from a frozen copy."""
-    words = "each starts from a frozen copy of this process, or from the command's beginning where a choice needs it"
+    words = (
+        "each starts from a frozen copy of the inspected process, or runs the command from its beginning if a choice "
+        "requires that"
+    )
     if look.copy is None:
         words = f"each starts the command from its beginning: {look.why_no_copy}"
     console.print(Text(f"trials         {words}", style="dim"))
@@ -191,7 +194,7 @@ class Change:
 
 def changes_of(study: Study, parts: Sequence[Part]) -> list[Change]:
     """Return the edits with which each part of a recommendation is made in the script."""
-    assert study.facts is not None, "a study of a command is stored with its facts"
+    assert study.facts is not None, "a study of a command must have facts"
     script = script_facts_of(study)
     found = []
     for part in parts:
@@ -204,8 +207,8 @@ def changes_of(study: Study, parts: Sequence[Part]) -> list[Change]:
 
 def script_facts_of(study: Study) -> ScriptFacts:
     """Return the script facts of a study of a command."""
-    assert study.facts is not None, "a study of a command is stored with its facts"
-    assert study.facts.script is not None, "facts of a command have a script"
+    assert study.facts is not None, "a study of a command must have facts"
+    assert study.facts.script is not None, "facts of a command must have a script"
     return study.facts.script
 
 

@@ -132,7 +132,7 @@ def check_unchanged(study: Study) -> None:
     if is_command(study.workload):
         script = study.facts.script if study.facts is not None else None
         if script is None or not Path(script.folder).is_dir():
-            where = "at a service" if script is None else f"in {script.folder}, which is gone"
+            where = "at a service" if script is None else f"in {script.folder}, which no longer exists"
             raise StoreError(f"the script of study {study.study_id} is {where}: begin a new study")
         digest = command_digest(script.command, Path(script.folder))
     else:

@@ -23,7 +23,7 @@ def checked_reference(text: str) -> str:
     source = target.rpartition(":")[0]
     if "/" in source or source.endswith(".py"):  # before any file is looked at
         raise WorkloadRejectedError(
-            f"{text!r} is a file, and workers do not have it: upload it with POST /api/v1/workloads"
+            f"{text!r} is a file that workers do not have: upload it with POST /api/v1/workloads"
         )
     return format_reference(known_reference(text))
 

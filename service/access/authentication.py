@@ -130,7 +130,7 @@ class Access:
         """
         if _method(request) not in SAFE_METHODS and not self.proxies.is_same_origin(request):
             raise CrossSiteRequestError(
-                "the browser reports that this request comes from another site: send the request from this "
+                "the browser reports that this request comes from another site: send it from this "
                 "service's own pages (behind a proxy, set public_url to the address that browsers use)"
             )
 

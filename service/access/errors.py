@@ -66,7 +66,7 @@ class MissingScopeError(AccessError):
 
     def __init__(self, scope: Scope, held: str) -> None:
         super().__init__(
-            f"this operation needs the scope `{scope}`, and the token or session has `{held or 'none'}`: use a "
+            f"this operation needs the scope `{scope}`, but the token or session has `{held or 'none'}`: use a "
             "token with that scope, or ask an administrator for one",
             headers={"WWW-Authenticate": f'{REALM}, error="insufficient_scope", scope="{scope}"'},
             members={"required_scope": scope.value},
@@ -77,7 +77,7 @@ class CrossSiteRequestError(AccessError):
     """A browser's request does not prove that it comes from one of our own pages."""
 
     code = "cross-site-request"
-    title = "The request is not proven to come from this service's own pages"
+    title = "The request could not be shown to come from this service's own pages"
 
 
 class HostRefusedError(AccessError):

@@ -90,15 +90,17 @@ class OidcProvider:
         """
         if not equal(answer.get("state", ""), pending.state):
             raise NotAuthenticatedError(
-                "the provider's answer belongs to another login: begin again at /login", token_sent=True
+                "the provider's answer belongs to a different login: begin again at /login", token_sent=True
             )
         if "iss" in answer and answer["iss"] != self._issuer:
             raise NotAuthenticatedError(
-                "the answer comes from another identity provider: begin again at /login", token_sent=True
+                "the answer comes from a different identity provider: begin again at /login", token_sent=True
             )
         if "code" not in answer:
             reason = answer.get("error", "no code")[:100]
-            raise NotAuthenticatedError(f"the identity provider reported no login ({reason!r}): begin again at /login")
+            raise NotAuthenticatedError(
+                f"the identity provider did not complete the login ({reason!r}): begin again at /login"
+            )
         id_token = self._exchange(answer["code"], pending.verifier, redirect_uri)
         return self._user_name(self._checked_claims(id_token, pending.nonce))
 
@@ -190,7 +192,9 @@ class OidcProvider:
 
     def _check_description(self, metadata: dict[str, Any]) -> None:
         if metadata.get("issuer") != self._issuer:
-            raise ValueError(f"the provider calls itself {metadata.get('issuer')!r}: set oidc_issuer to exactly that")
+            raise ValueError(
+                f"the provider reports the issuer {metadata.get('issuer')!r}: set oidc_issuer to exactly this value"
+            )
         for name in ("authorization_endpoint", "token_endpoint", "jwks_uri"):
             if not is_private_enough(str(metadata.get(name, ""))):
                 raise ValueError(f"the provider's {name} must be an https address, got {metadata.get(name)!r}")

@@ -288,7 +288,7 @@ def _check_issue(user: UserRow, name: str, asked: frozenset[Scope], days: float 
     if not asked or asked - most:
         beyond = scopes_text(asked - most) or "none"
         raise ChoiceError(
-            f"the scopes of this token must be one or more of `{scopes_text(most) or 'none'}`, not `{beyond}`"
+            f"the scopes of this token must be one or more of `{scopes_text(most) or 'none'}`, got `{beyond}`"
         )
     if user.disabled_at is not None:
         raise ChoiceError(

@@ -156,8 +156,8 @@ def add_user(session: Session, name: str, scopes: Iterable[Scope]) -> UserRow:
     """
     if not _NAME.fullmatch(name) or len(name) > MAX_NAME:
         raise ChoiceError(
-            f"{name[:MAX_NAME]!r} is not a valid user name: use 1 to {MAX_NAME} printable characters, with "
-            "single spaces only between them"
+            f"{name[:MAX_NAME]!r} is not a valid user name: use 1 to {MAX_NAME} printable characters, with only "
+            "single spaces, and none at the ends"
         )
     if session.scalar(select(UserRow.user_id).where(UserRow.name == name)) is not None:
         raise _taken(name)

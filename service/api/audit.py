@@ -22,7 +22,7 @@ router = APIRouter(prefix="/audit", tags=["audit"], responses=COMMON)
 @router.get(
     "",
     summary="Read the audit log",
-    description="Every request that changed something, and every refused request of a caller with a token; the newest "
+    description="All requests that changed something, and all refused requests of callers with a token; the newest "
     "entry first.",
     responses={**returns(Page[AuditEntry], "A page of entries."), **unchanged()},
 )

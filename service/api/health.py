@@ -33,7 +33,7 @@ async def healthz(request: Request) -> Response:
 @router.get(
     "/readyz",
     summary="Check that requests can be served",
-    description="Reads the database and compares its schema with this version's.",
+    description="Reads the database and compares its schema with the one that this version needs.",
     responses={**returns(Health, "They can."), **refuses(503)},
 )
 def readyz(request: Request) -> Response:
@@ -43,7 +43,7 @@ def readyz(request: Request) -> Response:
     except StoreError as error:
         request.scope["steptune.error"] = error
         raise RefusalError(
-            503, "not-ready", "the database cannot be used, or its schema is not this version's; see the log"
+            503, "not-ready", "the database cannot be used, or its schema does not match this version; see the log"
         ) from error
     return answer(request, Health(status="ready"))
 

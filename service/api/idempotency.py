@@ -91,7 +91,8 @@ async def _idempotency(
             min_length=1,
             max_length=200,
             pattern=r"^[\x21-\x7e]+$",
-            description="Makes retries safe: requests with the same key are carried out once within 24 hours.",
+            description="Makes retries safe: of all requests with the same key within 24 hours, only one is carried "
+            "out.",
         ),
     ] = None,
 ) -> Idempotency:

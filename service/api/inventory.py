@@ -53,7 +53,7 @@ def list_workers(request: Request, principal: Reader, page: Paging) -> Response:
     "/reservations",
     tags=["workers"],
     summary="List reservations",
-    description="Studies that hold hosts and devices, and studies that wait for some, with the reason; the oldest "
+    description="Studies that hold hosts and devices or wait for them, with the reason for each wait; the oldest "
     "study first. Administrators see the studies of all users, others only their own.",
     responses={**returns(Page[ReservationSummary], "A page of reservations."), **unchanged()},
 )
@@ -99,7 +99,7 @@ def get_hardware(
     "/me",
     tags=["session"],
     summary="Who am I?",
-    description="The user of this token or session, and its permissions.",
+    description="User and permissions of this token or session.",
     responses={**returns(Caller, "The caller."), **unchanged()},
 )
 async def get_me(request: Request, principal: Anybody) -> Response:

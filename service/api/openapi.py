@@ -27,7 +27,7 @@ BINARY = ("application/vnd.apache.parquet",)
 Responses = dict[int | str, dict[str, Any]]
 
 DESCRIPTION = """\
-Submit training workloads, follow the search for their fastest configuration, and read what it found.
+Submit training workloads, follow the search for their fastest configuration, and read its results.
 
 - **Authentication**: `Authorization: Bearer stp_…` (`steptune token create` creates a token).
 - **Lists** are returned in pages: pass `next_cursor` as `cursor` until it is null. Most lists begin with the newest
@@ -56,7 +56,7 @@ def returns(
         other_types: Media types of its other forms.
     """
     name = _name(message)
-    assert _messages.setdefault(name, message) == message, f"two messages are called {name}"
+    assert _messages.setdefault(name, message) == message, f"two different messages have the name {name}"
     content: dict[str, Any] = {"application/json": {"schema": {"$ref": REF.format(name=name)}}}
     content |= {media_type: {"schema": _file_schema(media_type)} for media_type in other_types}
     return {status: {"description": description, "content": content, "headers": _headers(*headers)}}

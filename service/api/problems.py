@@ -229,7 +229,7 @@ def _refusal_of_validation(request: Request, error: RequestValidationError) -> R
         return RefusalError(
             415,
             "unsupported-media-type",
-            f"the body must be application/json, and it is {media_type or 'of no type'!r}",
+            f"the media type of the body must be application/json, got {media_type or 'none'!r}",
         )
     fields = tuple(
         ProblemField(pointer=_pointer(mistake["loc"]), message=mistake["msg"], code=mistake["type"])

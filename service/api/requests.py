@@ -130,7 +130,7 @@ class StudyRequest(Body):
         ge=0,
         le=1000,
         description="Share of the worker's cores that other programs may use while a window is timed. A window with a "
-        "larger share is marked, and counts only if there are too few others.",
+        "larger share is marked, and counts only if there are too few unmarked windows.",
     )
     quiet_machine: bool = Field(
         default=False, description="Never count marked windows: a study on a busy machine fails instead."
@@ -195,7 +195,8 @@ def check_of_a_script(request: StudyRequest) -> None:
         raise ChoiceError("`num_hosts` must be 1 for a script, which is tuned on one host")
     if request.constraints.memory_limit_bytes is not None:
         raise ChoiceError(
-            "`memory_limit_bytes` is not possible for a script, whose memory cannot be limited: leave it out"
+            "`memory_limit_bytes` is not possible for a script, because Steptune cannot limit a script's memory: "
+            "leave it out"
         )
 
 
@@ -216,9 +217,7 @@ class StudyChange(Body):
         description="New tags to find the study by; they replace the current ones.",
         examples=[["vit"]],
     )
-    notes: Notes | None = Field(
-        default=None, max_length=4000, description="New notes for readers; they replace the current ones."
-    )
+    notes: Notes | None = Field(default=None, max_length=4000, description="New notes; they replace the current ones.")
 
 
 class UploadForm(Body):
@@ -235,7 +234,7 @@ class UploadForm(Body):
         description="The workload within the upload, as in `folder/train.py:MyWorkload?batch=8`; may be left out if "
         "there is only one. For a script, its command, as in `-- python train.py`.",
     )
-    name: Text = Field(default="", max_length=200, description="Name for readers; by default that of the file.")
+    name: Text = Field(default="", max_length=200, description="Display name; by default the name of the file.")
 
 
 class WorkloadRequest(Body):
@@ -245,4 +244,4 @@ class WorkloadRequest(Body):
         description="A zoo entry (`zoo:NAME?argument=value`), or a class on the workers (`package.module:Class`).",
         examples=["zoo:synthetic"],
     )
-    name: Text = Field(default="", max_length=200, description="Name for readers; by default the entry.")
+    name: Text = Field(default="", max_length=200, description="Display name; by default the entry.")

@@ -28,8 +28,8 @@ CSRF_FIELD = "csrf_token"
 
 _TOKEN = HTTPBearer(
     bearerFormat="stp_<token id>_<secret>",
-    description="A token made by `steptune token create` or `POST /api/v1/tokens`. The scopes of an operation are "
-    "`read`, `submit`, `worker` and `admin`, which implies the others.",
+    description="A token made by `steptune token create` or `POST /api/v1/tokens`. The scopes are `read`, `submit`, "
+    "`worker` and `admin`; `admin` includes the other three.",
 )
 SESSION_SCHEME = {
     "type": "apiKey",

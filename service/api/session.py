@@ -96,7 +96,7 @@ def get_session(request: Request, access: RequestAccess, principal: Anybody) -> 
 def close_session(request: Request, access: RequestAccess, principal: Anybody) -> Response:
     if principal.method is not Method.SESSION:
         raise RefusalError(
-            409, "no-session", "the request has no session to end: revoke a token with POST /tokens/{id}/revoke"
+            409, "no-session", "the request has no session to end: to end a token, send POST /tokens/{id}/revoke"
         )
     response = Response(status_code=204)
     end_session(request, response, access)

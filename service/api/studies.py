@@ -33,7 +33,7 @@ router = APIRouter(prefix="/studies", tags=["studies"], responses=COMMON)
 Reader = Annotated[Principal, Requires(Scope.READ)]
 Submitter = Annotated[Principal, Requires(Scope.SUBMIT)]
 
-ACCEPTED = returns(StudyDetail, "The study as it is now.", status=202, headers=("Location", "Retry-After"))
+ACCEPTED = returns(StudyDetail, "Current state of the study.", status=202, headers=("Location", "Retry-After"))
 PLAIN = r"^[^\x00-\x1f]*$"
 
 
@@ -65,7 +65,7 @@ def list_studies(
     ] = None,
     hardware: Annotated[
         str | None,
-        Query(pattern=r"^[0-9a-f]{1,64}$", description="Only studies on this hardware profile (a fingerprint)."),
+        Query(pattern=r"^[0-9a-f]{1,64}$", description="Only studies on the hardware with this fingerprint."),
     ] = None,
 ) -> Response:
     service = services(request)
@@ -115,7 +115,7 @@ def submit_study(request: Request, principal: Submitter, body: StudyRequest, onc
     summary="Change a study",
     description="Changes the title, tags, notes or priority. With `If-Match`, only if the study has not changed "
     "meanwhile.",
-    responses={**returns(StudyDetail, "The study as it is now."), **refuses(404, 409, 412)},
+    responses={**returns(StudyDetail, "Current state of the study."), **refuses(404, 409, 412)},
 )
 def change_study(
     request: Request,
@@ -259,7 +259,9 @@ def _checked_version(service: Services, principal: Principal, study_id: str, if_
     version = queries.version_of_study(service.engine, study_id)
     if version is None:
         raise RefusalError(
-            409, "not-in-queue", f"study {study_id} belongs to the command line: the service can only read it"
+            409,
+            "not-in-queue",
+            f"study {study_id} was started by a `steptune` command: the service can read it, but not change it",
         )
     return check_version(if_match, version)
 

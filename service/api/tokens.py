@@ -35,7 +35,10 @@ class TokenRequest(Body):
 
     name: Text = Field(default="", max_length=MAX_NAME, description="Purpose of the token.", examples=["nightly runs"])
     scopes: list[Annotated[Scope, Field(strict=False)]] = Field(
-        min_length=1, max_length=len(Scope), description="Scopes of the token; at most your own.", examples=[["read"]]
+        min_length=1,
+        max_length=len(Scope),
+        description="Scopes of the token; only scopes that you have yourself.",
+        examples=[["read"]],
     )
     expires_in_days: float | None = Field(
         default=None,
@@ -66,7 +69,7 @@ class IssuedToken(Record):
     "",
     status_code=201,
     summary="Make a token",
-    description="Only this answer contains the secret, so that `Idempotency-Key` is not accepted. A token that was "
+    description="Only this answer contains the secret, so `Idempotency-Key` is not accepted. A token that was "
     "created with another token becomes invalid together with it.",
     responses={**returns(IssuedToken, "The token.", status=201, headers=("Location",)), **refuses(404)},
 )

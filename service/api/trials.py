@@ -99,8 +99,8 @@ def get_optuna_study(request: Request, principal: Reader, study_id: StudyId) -> 
 @router.get(
     "/trials/{trial_id}",
     summary="Read a trial",
-    description="The configuration and the result. Windows, breakdown, kernels and other details have paths of their "
-    "own below this one.",
+    description="The configuration and the result. Windows, breakdown, kernels and other details have separate paths "
+    "below this one.",
     responses={**returns(TrialDetail, "The trial."), **unchanged(), **refuses(404)},
 )
 @reads_rows
@@ -144,7 +144,7 @@ def get_breakdown(request: Request, principal: Reader, trial_id: TrialId) -> Res
 @router.get(
     "/trials/{trial_id}/kernels",
     summary="List a trial's kernels",
-    description="The kernels with the most time in the profiled steps of the first rank.",
+    description="Kernels that took the most time in the profiled steps of the first rank.",
     responses={**returns(Page[KernelStats], "A page of kernels."), **unchanged(), **refuses(404)},
 )
 @reads_rows
@@ -156,7 +156,8 @@ def list_kernels(request: Request, principal: Reader, trial_id: TrialId, page: P
 @router.get(
     "/trials/{trial_id}/gaps",
     summary="List a trial's gaps",
-    description="Idle times of the device, by cause and by the kernel that ends the gap; the largest total first.",
+    description="Idle times of the device, grouped by cause and by the kernel that ends the gap; the largest total "
+    "first.",
     responses={**returns(Page[GapSite], "A page of gaps."), **unchanged(), **refuses(404)},
 )
 @reads_rows
@@ -192,7 +193,7 @@ def list_trial_findings(request: Request, principal: Reader, trial_id: TrialId, 
 @router.get(
     "/trials/{trial_id}/guard",
     summary="Read a trial's guard",
-    description="Verdict on whether the candidate is the same training, with every check and the loss curves of "
+    description="Verdict on whether the candidate trains like the reference, with every check and the loss curves of "
     "candidate and reference.",
     responses={**returns(TrialGuard, "The guard's verdict."), **unchanged(), **refuses(404)},
 )

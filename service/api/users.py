@@ -123,8 +123,8 @@ def get_user(request: Request, access: RequestAccess, principal: Administrator, 
 @router.patch(
     "/{user_id}",
     summary="Change a user",
-    description="Changes scopes, priority, limits, or whether the user is disabled. The last administrator must keep "
-    "the scope `admin`.",
+    description="Changes scopes, priority or limits, or disables or enables the user. The last administrator must "
+    "keep the scope `admin`.",
     responses={**returns(User, "The user."), **refuses(404, 412)},
 )
 def change_user(

@@ -123,7 +123,7 @@ class PostgresLock:
 def _wait(deadline: float) -> None:
     if time.monotonic() > deadline:
         raise CollectionBusyError(
-            f"artifacts were being stored without a pause for {COLLECTION_PATIENCE_S:g} s: garbage collection "
-            "is left to the next run"
+            "garbage collection is postponed to its next run, because artifacts were being stored without a pause "
+            f"for {COLLECTION_PATIENCE_S:g} s"
         )
     time.sleep(_POLL_S)

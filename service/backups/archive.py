@@ -86,7 +86,7 @@ class BackupReader:
                 digest.update(chunk)
                 sink.write(chunk)
         if digest.hexdigest() != self.manifest.database.sha256:
-            raise self.damaged("the database differs from the one that was backed up")
+            raise self.damaged("its database differs from the one that was backed up")
 
     def artifacts(self) -> Iterator[tuple[BackedUpFile, Iterator[bytes]]]:
         """Yield each file with its content in chunks, to be read before the next file."""
@@ -104,7 +104,7 @@ class BackupReader:
             if versioned.get("format") != FORMAT:
                 raise StoreError(
                     f"{self._place} has format {versioned.get('format')!r}, but this version reads format "
-                    f"{FORMAT}: restore the backup with the version of Steptune that made it, or a later one"
+                    f"{FORMAT}: restore it with the version of Steptune that wrote it, or with a later version"
                 )
             return msgspec.json.decode(text, type=Manifest)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -117,7 +117,7 @@ def _proof(console: Console, recommendation: Recommendation | None) -> list[Text
 def _training(guard: GuardVerdict) -> str:
     """Say whether the recommendation keeps the same training, as far as that could be compared."""
     if not guard.checks:
-        return "not guarded: nothing was comparable"
+        return "not guarded: nothing could be compared"
     return "same training" if guard.passed else "not the same training"
 
 

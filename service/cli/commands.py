@@ -41,7 +41,8 @@ def refuse_secrets(command: Sequence[str]) -> None:
     name = secret_in(command)
     if name is not None:
         raise ChoiceError(
-            f"{name} sounds like a secret, and a study shows its command: pass the value to the script in an "
+            f"{name} looks like a secret, but everyone who can see a study can see its command: pass the value to the "
+            "script in an "
             "environment variable or a file"
         )
 
@@ -55,7 +56,7 @@ def refuse_options(context: typer.Context, names: Sequence[str], what: str = "wo
     given = [name for name in names if _was_given(context, name)]
     if given:
         option = "--" + given[0].replace("_", "-")
-        way = "use the command's own arguments" if what == "workloads" else "leave it out for a workload"
+        way = "for a command, use its own arguments" if what == "workloads" else "for a workload, leave it out"
         raise ChoiceError(f"{option} is for {what} only: {way}")
 
 

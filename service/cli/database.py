@@ -80,7 +80,10 @@ def backup(
     files = units.counted(report.num_artifacts, "file")
     output.print(f"{path}  the database and {files}, {units.memory(report.size_bytes)}", soft_wrap=True, markup=False)
     if report.num_missing:
-        say(f"{units.counted(report.num_missing, 'file')} that rows refer to were missing", style="yellow")
+        say(
+            f"{units.counted(report.num_missing, 'file')} that rows of the database refer to were missing",
+            style="yellow",
+        )
 
 
 @app.command()

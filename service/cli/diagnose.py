@@ -45,7 +45,9 @@ def profile(
     ] = None,
     full: Annotated[
         bool,
-        typer.Option("--full", help="With a command: run it to its end, in its folder; files that it writes stay."),
+        typer.Option(
+            "--full", help="With a command: run it to its end, in its folder, and keep the files that it writes."
+        ),
     ] = False,
     in_place: Annotated[
         bool,
@@ -179,7 +181,10 @@ def doctor(
     ] = None,
     device: Device = None,
     remeasure_links: Annotated[
-        bool, typer.Option("--remeasure-links", help="With --topology: repeat earlier measurements.")
+        bool,
+        typer.Option(
+            "--remeasure-links", help="With --topology: measure again, even if there are earlier measurements."
+        ),
     ] = False,
     database: Database = None,
     as_json: AsJson = False,
@@ -189,7 +194,9 @@ def doctor(
         from steptune.service.cli.topology import doctor_topology
 
         if logs or network or root is not None:
-            raise ChoiceError("--topology excludes --network, --root and logs: examine them in a separate call")
+            raise ChoiceError(
+                "--topology cannot be combined with --network, --root or logs: examine them in a separate call"
+            )
         check_platform()
         doctor_topology(num_ranks=ranks, device=device, database=database, remeasure=remeasure_links, as_json=as_json)
         return

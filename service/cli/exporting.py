@@ -183,7 +183,7 @@ def _contribution(recommendation: Recommendation, name: str) -> str:
     """Return the share of the gain that a change carries."""
     part = next((part for part in recommendation.parts if part.strategy == name), None)
     if part is not None and len(recommendation.parts) == 1:
-        return "all of the gain"
+        return "accounts for the whole gain"
     told = NOT_MEASURED if part is None else contribution_told(recommendation, part)
     return f"its contribution: {told}"
 

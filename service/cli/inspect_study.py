@@ -79,12 +79,12 @@ def _print_plan(study: Study, recommendation: Recommendation | None, *, as_json:
 
     if recommendation is None:
         raise RecommendationError(
-            f"a plan requires an answer, and study {study.study_id} has none: continue it with "
+            f"a plan requires an answer, but study {study.study_id} has none: continue it with "
             f"`steptune resume {study.study_id}`"
         )
     if recommendation.in_script is not None:
         raise RecommendationError(
-            f"only a workload has a plan, and study {study.study_id} tuned a script: write its changes with "
+            f"only a workload has a plan, but study {study.study_id} tuned a script: write its changes with "
             f"`steptune export {study.study_id} --format diff`"
         )
     steps = planned_steps(recommendation.choices)

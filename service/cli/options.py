@@ -94,7 +94,7 @@ QuietMachine = Annotated[
     typer.Option(
         "--quiet-machine",
         help="Count only windows in which other programs used at most --foreign-load; on a busy machine, the study "
-        "fails.",
+        "then fails.",
     ),
 ]
 SearchName = Annotated[

@@ -34,7 +34,9 @@ def predict(
     ] = "",
     latency: Annotated[
         str,
-        typer.Option(help="Latency of a message between hosts, like 20us; assumed by default.", show_default=False),
+        typer.Option(
+            help="Latency of a message between hosts, like 20us; default: an assumed value.", show_default=False
+        ),
     ] = "",
     inside: Annotated[
         str,
@@ -58,7 +60,9 @@ def predict(
     against: Annotated[
         str,
         typer.Option(
-            help="Another study of the workload, on more ranks, to check the predictions against.", show_default=False
+            help="Another study of the same workload on more ranks; its measurements are compared with the "
+            "predictions.",
+            show_default=False,
         ),
     ] = "",
     database: Database = None,
@@ -100,7 +104,7 @@ def _print(found: Extrapolation, unit: SampleUnit) -> None:
     )
     output.print()
     if found.best is None:
-        output.print("no lossless way to communicate can run there")
+        output.print("no lossless communication method can run on that cluster")
     else:
         output.print(Text("best: ", style="green").append(_sentence(found.best, unit)))
     if found.best_lossy is not None:
@@ -182,7 +186,7 @@ def _print_checks(found: Extrapolation) -> None:
     from steptune.dashboards import units
 
     if not found.checks:
-        output.print("No other way to communicate was measured, so the error of these predictions is unknown.\n")
+        output.print("No other communication method was measured, so the error of these predictions is unknown.\n")
         return
     table = plain_table("trial", "ranks", "hosts", "measured", "predicted", "error", title="Compared with measurements")
     for check in found.checks:

@@ -55,7 +55,7 @@ def submit(
         Path | None,
         typer.Option(
             "--folder",
-            help="Upload this folder, which contains WORKLOAD's file and the modules that it imports.",
+            help="Folder to upload; it must contain WORKLOAD's file and the modules that the file imports.",
             show_default=False,
         ),
     ] = None,
@@ -69,8 +69,8 @@ def submit(
         list[str] | None,
         typer.Option(
             "--data",
-            help="Data path that the script reads and a worker must have: absolute, or in this folder, where the "
-            "worker links it.",
+            help="Path of data that the script reads and that the worker must have: absolute, or inside this folder "
+            "(the worker then creates a link at that place).",
             show_default=False,
         ),
     ] = None,

@@ -31,7 +31,7 @@ def manifest_of(
         raise ChoiceError("no command after `--`: write the training command there, like `-- python train.py`")
     refuse_secrets(command)
     if Path(command[0]).is_absolute():
-        raise ChoiceError(f"workers may not have {command[0]}: write {Path(command[0]).name}, to use theirs")
+        raise ChoiceError(f"workers may not have {command[0]}: write {Path(command[0]).name} to use the worker's own")
     length = len(workload_of(command))
     if length > MOST_CHARACTERS:
         raise ChoiceError(
@@ -58,7 +58,7 @@ def send_script(client: Client, folder: Path, manifest: ScriptManifest) -> str:
     left_out = [n for n in packed.left_out if not n.startswith(".") and not named & {Path(n), *Path(n).parents}]
     if left_out:
         say(
-            f"not sent: {_some(left_out)}. If the script reads one of them, workers need a copy: name it with "
+            f"not uploaded: {_some(left_out)}. If the script reads one of them, workers need a copy: name it with "
             "--data PATH",
             style="yellow",
         )

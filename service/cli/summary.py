@@ -86,7 +86,7 @@ def _breakdown(info: Sequence[CategoryTime], *, coloured: bool) -> RenderableTyp
             width = round(step.get(category, 0.0) / longest * BAR_WIDTH)
             bar.append(fills[category] * width, style=category_colour(category))
         bars.add_row(Text(name, style="bold", no_wrap=True), bar, units.milliseconds(sum(step.values())))
-    table = plain_table("where the step goes")
+    table = plain_table("step breakdown")
     for name in steps_ms:
         table.add_column(name, justify="right", no_wrap=True)
     for category in order:
@@ -131,7 +131,7 @@ def _tried(info: Sequence[TriedRow]) -> RenderableType:
 
 
 def _not_tried(info: Sequence[NotTriedRow]) -> RenderableType:
-    table = _figures("strategy", "reason, and choices", title="What was not tried")
+    table = _figures("strategy", "reason, and choices", title="Untried choices")
     last = ""
     for row in info:
         choices = row.choices

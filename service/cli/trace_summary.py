@@ -112,7 +112,7 @@ def _findings(findings: Sequence[TraceAdvice], *, nothing_stands_out: bool) -> R
 
 
 def _breakdown(analysis: TraceAnalysis) -> RenderableType:
-    table = plain_table("where the step goes", "per step", "share", "")
+    table = plain_table("step breakdown", "per step", "share", "")
     for column in table.columns[1:]:
         column.no_wrap, column.justify = True, "right"
     table.columns[3].justify = "left"
@@ -150,11 +150,13 @@ def _beside(analysis: TraceAnalysis) -> Iterable[RenderableType]:
     ]
     if parts:
         beside = ", as profiled" if is_rescaled(analysis) else ""
-        yield _hanging(Text(f"hidden by compute, not in the sum{beside}: ", style="dim"), Text(", ".join(parts)))
+        yield _hanging(
+            Text(f"hidden by compute, not included in the sum{beside}: ", style="dim"), Text(", ".join(parts))
+        )
 
 
 def _what_ifs(rank: RankAnalysis) -> RenderableType:
-    table = plain_table("a step would take (at best, unless replayed)", "if", "gain")
+    table = plain_table("step time (lower bound, unless replayed)", "if", "gain")
     for column in (table.columns[0], table.columns[2]):
         column.no_wrap, column.justify = True, "right"
     for one in rank.what_ifs:

@@ -225,7 +225,9 @@ def resume(
     study_id: StudyId = "last",
     budget: Annotated[
         str | None,
-        typer.Option(help="Additional time, like 10m; an ended study continues, too.", show_default=False),
+        typer.Option(
+            help="Additional time, like 10m; with it, a study that has ended also continues.", show_default=False
+        ),
     ] = None,
     runner: RunnerName = "local",
     address: ClusterAddress = None,

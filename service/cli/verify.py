@@ -98,7 +98,7 @@ def _verify_workload(
 
     recommendation = recommendation_of(store, study)
     if recommendation.candidate.is_baseline:
-        errors.print("Today's configuration is recommended, so this compares two runs of it.")
+        errors.print("The recommendation is today's configuration, so two runs of it are compared.")
     with errors.status("training") as status:
         verification = verify_study(
             study,

@@ -340,7 +340,7 @@ class Client:
                         file.write(chunk)
                     size = file.tell()
             if expected is not None and size != int(expected):
-                raise StoreError(f"{target} got {size:,} of {expected} bytes: ask for it again")
+                raise StoreError(f"the download of {target} is incomplete ({size:,} of {expected} bytes): repeat it")
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)

@@ -62,8 +62,8 @@ def check_source(path: Path) -> None:
     for number, line in enumerate(lines, start=1):
         if holds_secret(line):
             raise WorkloadRejectedError(
-                f"{path}, line {number}, looks like a key, a token or a password, and what is sent is stored with the "
-                "study: let the script read it from a file that the worker has"
+                f"{path}, line {number}, looks like a key, a token or a password, but uploaded files are stored with "
+                "the study: let the script read it from a file that the worker has"
             )
 
 
@@ -136,17 +136,18 @@ def _check_size(folder: Path, files: list[str], limits: ArchiveLimits) -> None:
         raise WorkloadRejectedError(f"{folder} has no files to send")
     if len(files) > limits.members:
         raise WorkloadRejectedError(
-            f"{folder} has {len(files):,} files, and the service unpacks {limits.members:,}: send less"
+            f"{folder} has {len(files):,} files, but the service unpacks at most {limits.members:,}: send fewer"
         )
     sizes = {name: (folder / name).stat().st_size for name in files}
     largest = max(sizes, key=sizes.__getitem__)
     if sizes[largest] > limits.file_bytes:
         raise WorkloadRejectedError(
-            f"{folder / largest} has {sizes[largest]:,} bytes, and one file may have {limits.file_bytes:,}: "
+            f"{folder / largest} has {sizes[largest]:,} bytes, but a file may have at most {limits.file_bytes:,}: "
             "leave data where workers can read it"
         )
     if sum(sizes.values()) > limits.total_bytes:
         raise WorkloadRejectedError(
-            f"{folder} has {sum(sizes.values()):,} bytes, and the service unpacks {limits.total_bytes:,}: leave data "
+            f"{folder} has {sum(sizes.values()):,} bytes, but the service unpacks at most {limits.total_bytes:,}: "
+            "leave data "
             "where workers can read it"
         )

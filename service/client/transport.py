@@ -50,7 +50,7 @@ class Transport:
         headers = {"User-Agent": f"steptune/{__version__}", "Accept": "application/json"}
         if token is not None:
             if not token.isascii() or not token.isprintable() or " " in token:
-                raise ChoiceError("the token is not one of Steptune's: it begins with stp_ and has no spaces")
+                raise ChoiceError("invalid token: Steptune's tokens begin with stp_ and have no spaces")
             headers["Authorization"] = f"Bearer {token}"
         self.url = url.rstrip("/")
         self._retries = retries

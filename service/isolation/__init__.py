@@ -60,8 +60,8 @@ def choose(name: str, python: str = sys.executable, *, separating: bool = False)
     reason = _obstacle(level, python, separating=separating and level.name != NONE)
     if reason is not None:
         raise IsolationUnavailableError(
-            f"isolation {name} cannot be used here: {reason}. `steptune doctor` lists the levels that can; choose "
-            "another with --isolation or STEPTUNE_ISOLATION"
+            f"isolation {name} cannot be used here: {reason}. `steptune doctor` lists the usable levels; choose one "
+            "of them with --isolation or STEPTUNE_ISOLATION"
         )
     return level
 
@@ -85,8 +85,8 @@ def _obstacle(level: Level, python: str, *, separating: bool) -> str | None:
     """Return the reason why a level cannot be used; None where it can."""
     if separating and not level.separates():
         return (
-            "its trials would run as this process's own user, and could read its passwords and change its "
-            "database: start the process as root, or with the capabilities SETUID, SETGID, CHOWN and KILL, or "
+            "trials would run as the user of this process, and could read its passwords and change its database: "
+            "start the process as root, or with the capabilities SETUID, SETGID, CHOWN and KILL, or "
             "use bubblewrap"
         )
     match level.probe(python):

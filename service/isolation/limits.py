@@ -43,7 +43,8 @@ class Limits(Level):
 
     name = "limits"
     limits = (
-        "processes, memory, disk and the environment; trials can access the files and the network that any user can"
+        "processes, memory, disk and the environment; trials can access the network, and all files that are open to "
+        "any user"
     )
 
     @contextlib.contextmanager

@@ -16,7 +16,7 @@ class UtcDateTime(TypeDecorator[datetime]):
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        assert value is None or value.tzinfo is not None, "times in the database have a zone"
+        assert value is None or value.tzinfo is not None, "a time stored in the database must have a time zone"
         return None if value is None else value.astimezone(UTC)
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:

@@ -151,7 +151,7 @@ class Reservation:
         can_be_met = able >= self._request.num_hosts
         text = (
             f"the study needs {counted(self._request.num_hosts, 'host')} with "
-            f"{asked}{' each' if several else ''}{' on nodes of their own' if several else ''}; the cluster has "
+            f"{asked}{' each' if several else ''}{' on separate nodes' if several else ''}; the cluster has "
             f"{counted(len(nodes), 'node')}, {able} of them large enough, and {has} free: "
             f"{_prospect(can_be_met)}"
         )
@@ -221,7 +221,7 @@ class Reservation:
 def _prospect(possible: bool) -> str:
     if possible:
         return "the study starts once other users release enough hosts"
-    return "the present nodes can never meet this request: add nodes, or request less"
+    return "the cluster's current nodes can never meet this request: add nodes, or request less"
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from steptune.tuner.workloads.zoo import ZOO
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 BUDGETS = {300: "5 minutes", 600: "10 minutes", 1800: "30 minutes", 3600: "1 hour", 14400: "4 hours"}
 ASKED = {
-    Numerics.LOSSY: "choices that drop information, such as gradient compression",
+    Numerics.LOSSY: "choices that lose information, such as gradient compression",
     Numerics.RECIPE: "another training recipe, such as another optimizer",
 }
 

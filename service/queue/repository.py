@@ -597,7 +597,8 @@ class StudyQueue:
         num_waiting = session.scalar(waiting) or 0
         if limit is not None and num_waiting >= limit:
             raise QuotaExceededError(
-                f"{num_waiting} studies wait in the queue already, and the limit is {limit}: cancel one, or wait",
+                f"{num_waiting} studies are already waiting in the queue, but the limit is {limit}: cancel one, or "
+                "wait",
                 quota="max_queued",
                 value=num_waiting + 1,
                 limit=limit,

@@ -35,11 +35,11 @@ class Settings(AccessSettings, QueueSettings, IsolationSettings, BaseSettings):
 
     artifacts_url: str | None = Field(
         default=None,
-        description="Place of traces and uploads: a folder, or a URL such as s3://bucket/steptune; default: "
+        description="Location of traces and uploads: a folder, or a URL such as s3://bucket/steptune; default: "
         "`artifacts` in the data directory.",
     )
     artifact_grace_s: float = Field(
-        default=24 * 3600.0, gt=0, description="Age in seconds at which an unreferenced file is removed."
+        default=24 * 3600.0, gt=0, description="Age in seconds after which a file that nothing refers to is removed."
     )
     max_artifact_bytes: int | None = Field(
         default=None,
@@ -59,7 +59,7 @@ class Settings(AccessSettings, QueueSettings, IsolationSettings, BaseSettings):
     audit_days: float = Field(default=365.0, gt=0, description="Days for which the audit log is kept.")
 
     host_patience_s: float = Field(
-        default=60.0, gt=0, description="Seconds to wait for the return of a host that a study has lost."
+        default=60.0, gt=0, description="Seconds that a study waits for a lost host to return."
     )
 
     ray_timeout_s: float = Field(

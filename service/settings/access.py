@@ -17,7 +17,8 @@ MIN_SECRET_LENGTH = 32
 class AccessSettings(BaseModel):
     insecure_no_auth: bool = Field(
         default=False,
-        description="Allow everyone who can reach the service to do everything. Needs a loopback address to listen on.",
+        description="Allow everyone who can reach the service to do everything. The service must then listen on a "
+        "loopback address.",
     )
     public_url: str = Field(
         default="",
@@ -39,7 +40,8 @@ class AccessSettings(BaseModel):
     )
     trusted_proxies: str = Field(
         default="",
-        description="Removed, because an address proves nothing. The service does not start if it is set; use "
+        description="Removed setting: an address alone does not identify a proxy. The service does not start if it is "
+        "set; use "
         "`proxy_secret` or `unix_socket`.",
     )
     proxy_user_header: str = Field(
@@ -67,14 +69,16 @@ class AccessSettings(BaseModel):
     token_recheck_s: float = Field(
         default=1.0,
         ge=0,
-        description="Seconds for which a valid token is not looked up again: a revocation by another process takes "
-        "effect after this time, one by this process at once.",
+        description="Seconds for which a valid token is not looked up again. A revocation by another process takes "
+        "effect within this time, a revocation by this process at once.",
     )
     session_idle_minutes: float = Field(
         default=12 * 60, gt=0, description="Minutes without a request after which a browser has to log in again."
     )
     session_max_hours: float = Field(
-        default=7 * 24, gt=0, description="Hours after which a browser has to log in again in any case."
+        default=7 * 24,
+        gt=0,
+        description="Hours after which a browser has to log in again, even if it has sent requests.",
     )
     requests_per_minute: int = Field(
         default=1200, gt=0, description="Maximum number of requests a minute of one user, for each API process."
@@ -87,8 +91,9 @@ class AccessSettings(BaseModel):
     max_client_requests: int = Field(
         default=256,
         gt=0,
-        description="Maximum number of concurrent requests from one address in one process, and of as many requests "
-        "again that send a body. Behind a proxy that is not trusted, all users share the proxy's address.",
+        description="Maximum number of concurrent requests from one address in one process; requests that send a body "
+        "are counted separately, with the same limit. Behind a proxy that is not trusted, all users share the "
+        "proxy's address.",
     )
     failed_logins_per_minute: int = Field(
         default=20,

@@ -43,15 +43,15 @@ class QueueSettings(BaseModel):
     max_losses: int = Field(
         default=5,
         ge=1,
-        description="Number of workers in a row that may die while they run a study, without a completed trial, before "
-        "the study fails.",
+        description="Number of consecutive workers that die while running a study, with no trial completed, after "
+        "which the study fails.",
     )
 
     hosts_wait_s: float = Field(
         default=600.0,
         ge=0,
-        description="Seconds that a study waits for hosts of a Ray cluster while other studies take them; after that "
-        "the study is next on the cluster, and no other study begins.",
+        description="Seconds that a study waits for hosts of a Ray cluster while other studies take them; after that, "
+        "no other study begins on the cluster before this one.",
     )
 
     @model_validator(mode="after")

@@ -454,7 +454,7 @@ class Worker:
             cluster = self._offer.cluster
             refusal = keeper.persist(lambda: self._queue.begin(claim.lease, place, cluster=cluster))
             if refusal:
-                raise HostsUnavailableError(f"the hosts are available, but the study waits for {refusal}")
+                raise HostsUnavailableError(f"the hosts are available, but the study still waits for {refusal}")
             self._held_place = place
         return place
 
@@ -519,4 +519,4 @@ class _Watcher:
         except LeaseLostError:
             raise
         except (StoreError, OSError) as error:
-            logger.warning("study %s: some of its files could not be stored: %s", self._study.study_id, error)
+            logger.warning("study %s: failed to store some of its files: %s", self._study.study_id, error)

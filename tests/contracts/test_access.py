@@ -178,7 +178,7 @@ class TestTokens:
         if allowed:
             access.tokens.issue(owner.user_id, name="", scopes={Scope(asked)}, days=1, by=by)
         else:
-            with pytest.raises(ChoiceError, match=rf"must be one or more of .*, not `{asked}`"):
+            with pytest.raises(ChoiceError, match=rf"must be one or more of .*, got `{asked}`"):
                 access.tokens.issue(owner.user_id, name="", scopes={Scope(asked)}, days=1, by=by)
 
     def test_it_does_less_as_soon_as_its_user_may_less(self, access, people):

@@ -39,7 +39,7 @@ def test_analyze_loads_nothing_that_it_does_not_need(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "where the step goes" in done.stdout
+    assert "step breakdown" in done.stdout
 
 
 def test_the_whole_application_has_the_commands_that_the_table_names() -> None:

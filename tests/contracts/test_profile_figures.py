@@ -124,7 +124,7 @@ def test_modules(analysis, tables):
 
 def test_what_ifs(analysis, tables):
     rank, _ = only(analysis)
-    rows = table(tables, "a step would take", "if", "gain")
+    rows = table(tables, "step time", "if", "gain")
     printed = terminal(analysis)
     for row, what_if in zip(rows, rank.what_ifs, strict=True):
         assert_shown(row[0], what_if.step_time_ns)

@@ -110,7 +110,7 @@ def test_no_command_gives_one(site, monkeypatch, capfd):
         out = capfd.readouterr().out
         assert not VERDICTS.search(out), (arguments, out)
         if "--all" in arguments:
-            assert "where the step goes" not in out
+            assert "step breakdown" not in out
         if "compare" in arguments:
             assert "cannot be trusted" in out
 

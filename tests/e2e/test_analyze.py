@@ -25,7 +25,7 @@ def test_the_first_screen_says_what_limits_the_step_and_then_what_it_rests_on(st
         "capture  good: ",
         "limited by input: the device waits",
         "gain: at most",
-        "where the step goes",
+        "step breakdown",
         "compute by phase: ",
         "Gaps on cuda:0",
         "Kernels",
@@ -82,7 +82,7 @@ def test_ranks_are_found_in_a_folder_and_by_a_pattern(inside):
     for names in (["run"], ["run/rank*.json"], ["run/rank1.json", "run/rank0.json"], ["run", "run/rank0.json"]):
         assert [rank["rank"] for rank in inside("analyze", *names, "--json").json["ranks"]] == expected
     out = inside("analyze", "run").out
-    order(out, "2 ranks", "where the step goes", "Ranks", "Gaps on cuda:0 of rank")
+    order(out, "2 ranks", "step breakdown", "Ranks", "Gaps on cuda:0 of rank")
 
 
 def test_two_runs_are_compared_with_what_explains_the_difference(inside):
@@ -224,7 +224,7 @@ def test_of_a_real_trace_the_first_screen_names_the_limit(inside, name, limit):
     first_screen = "\n".join(out.splitlines()[:31])
     assert limit in first_screen
     assert "capture  good" in first_screen
-    assert "where the step goes" in first_screen
+    assert "step breakdown" in first_screen
 
 
 @needs_traces

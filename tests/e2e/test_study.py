@@ -53,13 +53,13 @@ def test_all_of_it_has_the_claim_the_reasons_and_the_rejections(tuned_inside, re
     assert re.search(r"Bottleneck\s+\w+\s+before: input", out)
     trusted = [name for name in ("before", "after") if recommendation[f"shares_{name}"]]
     columns = {"before": "today", "after": "recommended"}
-    assert re.search(" +".join(["where the step goes", *(columns[name] for name in trusted)]), out)
+    assert re.search(" +".join(["step breakdown", *(columns[name] for name in trusted)]), out)
     accepted = out.partition("Recommended changes")[2].partition("What was tried")[0]
     for part in recommendation["parts"]:
         assert f"{part['strategy']}:" in accepted
     if len(recommendation["parts"]) == 1:
         assert f"{recommendation['gain']['ratio']:.2f}×" in accepted, "an only part contributes what the answer gains"
-    assert "left out by --only" in out.partition("What was not tried")[2]
+    assert "left out by --only" in out.partition("Untried choices")[2]
 
 
 def test_the_claim_is_supported_by_its_interval(recommendation):
@@ -255,7 +255,7 @@ def test_verify_trains_both_and_compares(tuned, recommendation):
     verified = tuned("verify", "--steps", "6", "--json")
     found = verified.json
     changed = bool(recommendation["candidate"]["choices"])
-    assert ("today's configuration is recommended" in verified.err) is not changed
+    assert ("The recommendation is today's configuration" in verified.err) is not changed
     assert found["same"] is True
     assert [len(curve["losses"]) for curve in found["baseline"]] == [6, 6, 6]
     assert found["recommended"]["losses"] == pytest.approx(found["baseline"][0]["losses"], rel=1e-4)

@@ -23,5 +23,5 @@ def test_emulated_hosts_have_a_network_between_them(inside, monkeypatch):
 
 
 def test_what_does_not_belong_together_is_refused(inside):
-    assert "--topology excludes --network" in inside("doctor", "--topology", "--network", status=2).error
+    assert "--topology cannot be combined with --network" in inside("doctor", "--topology", "--network", status=2).error
     assert "require --topology: add it" in inside("doctor", "--ranks", "2", status=2).error

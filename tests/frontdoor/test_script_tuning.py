@@ -112,8 +112,8 @@ def _waiting_family(folder: ScriptFolder, process: subprocess.Popen[str]) -> lis
         ((), "nothing to tune"),
         (("zoo:synthetic", "--", "true"), "tune one of them"),
         (("--device", "cpu", "--", "true"), "--device is for workloads"),
-        (("--", "true", "--api-key", "sk-0123"), "--api-key sounds like a secret"),
-        (("--", "true", "--hub_token=hf_0123"), "--hub_token sounds like a secret"),
+        (("--", "true", "--api-key", "sk-0123"), "--api-key looks like a secret"),
+        (("--", "true", "--hub_token=hf_0123"), "--hub_token looks like a secret"),
     ],
 )
 def test_what_does_not_go_together_is_refused(arguments: tuple[str, ...], message: str, folder: ScriptFolder) -> None:

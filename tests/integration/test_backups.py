@@ -236,7 +236,7 @@ def changed(contents: dict[str, bytes], name: str) -> dict[str, bytes]:
 
 
 DAMAGES: dict[str, Callable[[dict[str, bytes]], dict[str, bytes]]] = {
-    "the database differs from the one that was backed up": lambda c: changed(c, "database"),
+    "its database differs from the one that was backed up": lambda c: changed(c, "database"),
     "the content of artifact .* does not match its digest": lambda c: changed(c, list(c)[2]),
     "'database' has .* bytes instead of": lambda c: c | {"database": b"short"},
     "expected 'manifest.json' next, found 'database'": lambda c: dict(list(c.items())[1:]),

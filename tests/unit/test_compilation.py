@@ -111,7 +111,7 @@ def test_a_model_that_is_compiled_in_every_step_is_given_up_and_did_not_take_eff
     assert event.place.startswith(f"forward ({__file__}, line ")
     effect = effect_of()
     assert not effect.took
-    assert "compiled too often" in effect.detail
+    assert "too many recompilations" in effect.detail
     assert "number" in effect.detail
     assert [(f.rule, f.severity) for f in diagnose_compilation(found)] == [("compiled_too_often", "high")]
 

@@ -179,7 +179,7 @@ class TestChoosing:
             choose("limits", separating=True)
         monkeypatch.setattr(type(level_named("bubblewrap")), "probe", lambda self, python: Unavailable("no bwrap here"))
         with pytest.raises(
-            IsolationUnavailableError, match=r"no bwrap here; limits: its trials would run as this process's own"
+            IsolationUnavailableError, match=r"no bwrap here; limits: trials would run as the user of this process"
         ):
             choose("strongest", separating=True)
         monkeypatch.setattr(type(level_named("limits")), "probe", lambda self, python: Available())

@@ -71,7 +71,7 @@ def test_sizes(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "lots", "8x", "-8g", "0", "0g", "8gg", "1e9", "g"])
 def test_what_is_no_size_is_refused_with_the_way_out(text: str) -> None:
-    with pytest.raises(ChoiceError, match="is not a size: write bytes, or 512m, or 8g") as error:
+    with pytest.raises(ChoiceError, match="is not a size: write a number of bytes, or 512m, or 8g") as error:
         parse_bytes(text)
     assert repr(text) in str(error.value)
 

@@ -64,11 +64,11 @@ class TestSending:
         ["HF_TOKEN", "WANDB_API_KEY", "DB_PASSWORD", "AWS_SECRET_ACCESS_KEY", "MY_AUTH", "DB_PWD", "DATABASE_URL"],
     )
     def test_variables_that_sound_like_secrets_are_refused_with_the_way_out(self, name: str) -> None:
-        with pytest.raises(WorkloadRejectedError, match=f"{name} sounds like a secret.*worker's own environment"):
+        with pytest.raises(WorkloadRejectedError, match=f"{name} looks like a secret.*worker's own environment"):
             check_variables({name: "1"})
 
     def test_a_value_that_is_a_secret_is_refused_whatever_it_is_called(self) -> None:
-        with pytest.raises(WorkloadRejectedError, match="HTTPS_PROXY sounds like a secret") as refused:
+        with pytest.raises(WorkloadRejectedError, match="HTTPS_PROXY looks like a secret") as refused:
             check_variables({"HTTPS_PROXY": "http://me:hidden@proxy:3128"})
         assert "hidden" not in str(refused.value)
 
@@ -129,7 +129,7 @@ class TestSending:
     def test_secrets_anywhere_in_a_command_are_refused_by_name(
         self, project: Path, command: list[str], name: str
     ) -> None:
-        with pytest.raises(ChoiceError, match=f"{re.escape(name)} sounds like a secret") as refused:
+        with pytest.raises(ChoiceError, match=f"{re.escape(name)} looks like a secret") as refused:
             manifest_of(command, project, [], [], other_versions=False)
         assert "hidden" not in str(refused.value)
 
@@ -160,7 +160,7 @@ class TestSending:
                 [],
                 "workers may not have /home/me/venv/bin/python: write python",
             ),
-            (["python", "train.py", "--hub-token=x"], [], [], "--hub-token sounds like a secret"),
+            (["python", "train.py", "--hub-token=x"], [], [], "--hub-token looks like a secret"),
             (["python", "train.py"], ["NOT_SET_HERE"], [], "--env NOT_SET_HERE names a variable that is not set here"),
             (["python", "train.py"], [], ["../data"], "is outside this folder: give an absolute path"),
             (["python", "x" * 600], [], [], "at most 500 characters, got 6"),
@@ -208,10 +208,10 @@ class TestReceiving:
         [
             (ScriptManifest(command=("sh", "other.sh")), "must be the command in the archive, '-- sh other.sh'"),
             (ScriptManifest(command=()), "has no command"),
-            (ScriptManifest(command=MINE.command, variables={"HF_TOKEN": "x"}), "HF_TOKEN sounds like a secret"),
+            (ScriptManifest(command=MINE.command, variables={"HF_TOKEN": "x"}), "HF_TOKEN looks like a secret"),
             (
                 ScriptManifest(command=("python", "train.py", "--token=x")),
-                "--token of the command sounds like a secret",
+                "--token of the command looks like a secret",
             ),
             (
                 ScriptManifest(command=MINE.command, data={"a": "/x", "a/b": "/y"}),
@@ -275,5 +275,5 @@ def test_a_script_that_was_submitted_is_not_gone_on_with_here() -> None:
         check_unchanged(study)
     script = ScriptFacts(command=MINE.command, folder="/nowhere/at/all")
     looked_at = msgspec.structs.replace(study, facts=sample_facts(script=script))
-    with pytest.raises(StoreError, match="is in /nowhere/at/all, which is gone"):
+    with pytest.raises(StoreError, match="is in /nowhere/at/all, which no longer exists"):
         check_unchanged(looked_at)

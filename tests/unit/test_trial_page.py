@@ -374,7 +374,7 @@ def test_runs_before_the_last_one_are_listed_with_how_they_ended():
 
 def test_a_rejected_trial_has_no_rate_in_its_headline():
     headline = headline_of(sample_result(guard=sample_guard(passed=False)))
-    assert "not the same training" in headline.title
+    assert "training differs from the reference" in headline.title
     assert headline.tone == "warning"
 
 
@@ -515,7 +515,7 @@ class TestCompilation:
             "layer == 3",
             "mutated inputs",
             "compilation given up 1 time",
-            "4 compiled after the warm-up",
+            "4 graphs compiled after the warm-up",
         ):
             assert text in page
 

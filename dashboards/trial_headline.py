@@ -87,7 +87,7 @@ def get_trial_headline(
         voids = [window.void for window in result.windows if window.void]
         if voids:
             sentence = f"Every window is void, the last one because {voids[-1]}."
-        return TrialHeadline("warning", "Not measured: no window counts", sentence, facts)
+        return TrialHeadline("warning", "Not measured: no valid timing window", sentence, facts)
     rate = units_per_s(result)
     sentence = f"{_told(own[-1])}." if own else "No decision of the study depends on this trial alone."
     return TrialHeadline(

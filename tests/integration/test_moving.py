@@ -99,7 +99,7 @@ class TestMoving:
         for name in SMALL.factors:
             study.machine.broken[(name, 0)] = FailureKind.CRASH
         study.machine._break = lambda result: replace(result, windows=()) if result.candidate.is_baseline else result
-        with pytest.raises(BaselineError, match="continues in another place"):
+        with pytest.raises(BaselineError, match="moved to other cores or devices"):
             study.run()
         assert study.store.get_study(study.study_id).state is StudyState.FAILED
 

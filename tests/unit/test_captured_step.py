@@ -317,7 +317,7 @@ class TestOptionsThatChange:
         assert {"lr", "momentum", "betas"} & set(job.runner.host_options)
         effect = strategy_named("cuda_graph").took_effect(strategy_named("cuda_graph").evidence(job), {"scope": "step"})
         assert effect.took
-        assert "the host launches the update" in effect.detail
+        assert "launched outside the CUDA graph" in effect.detail
 
     def test_a_rate_that_is_a_tensor_of_the_host_is_none_of_the_device(self) -> None:
         """A scheduler fills it, so that it stays the same object."""

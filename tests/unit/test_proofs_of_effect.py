@@ -83,7 +83,7 @@ class TestLargerBatch:
         job.loader = job_of(workload()).loader
         effect = BATCH.took_effect(BATCH.evidence(step(job)), choice)
         assert not effect.took
-        assert effect.detail == "a step processed 8 samples, not 16"
+        assert effect.detail == "a step processed 8 samples; expected 16 samples"
 
     def test_a_step_that_was_given_a_part_did_not(self) -> None:
         choice: Choice = {"factor": 2, "rule": "linear"}

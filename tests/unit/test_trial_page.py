@@ -558,5 +558,5 @@ def test_a_trial_without_a_device_says_nothing_of_one():
 def test_a_trial_whose_windows_are_all_void_says_why():
     window = sample_window(0, void="the device was slowed down by heat for 30% of the window (at 88 °C)")
     headline = get_trial_headline(trial_with(sample_result(windows=(window,))), SampleUnit.SAMPLE)
-    assert headline.title == "Not measured: no window counts"
+    assert headline.title == "Not measured: no valid timing window"
     assert headline.sentence.endswith("because the device was slowed down by heat for 30% of the window (at 88 °C).")

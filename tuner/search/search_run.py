@@ -158,7 +158,7 @@ class SearchRun:
             wanted.append(designer.incumbent)
         while again := self._not_arrived(wanted):
             self._view.say(
-                stage="measuring again", current=again[0].label, activity="the study continues in another place"
+                stage="measuring again", current=again[0].label, activity="the study moved to other cores or devices"
             )
             for group in self._trials.together(again):
                 results = self._trials.run(group, [Purpose.MOVED] * len(group), self._ledger.num_moved)
@@ -173,7 +173,7 @@ class SearchRun:
     def _check_reference(self, result: TrialResult) -> None:
         if result.candidate == self._designer.reference and not result.ok:
             raise BaselineError(
-                "the study continues in another place, where the reference for its gains could not be measured: "
+                "the study moved to other cores or devices, and its baseline could not be measured there: "
                 f"{why_not(result)}"
             )
 

@@ -79,7 +79,7 @@ def replay(graph: Graph, unprofiled_ns: float | None = None, *, workers: bool = 
     refusal = refused(graph)
     error = abs(step_time_ns(graph, usual_delays=True) / graph.recorded_ns - 1) if not refusal else 1.0
     if not refusal and error > MOST_ERROR:
-        refusal = f"the replay of the unchanged steps takes {1 + error:.2f} times the recorded time"
+        refusal = f"the step time of the replayed, unchanged steps differs from the recorded one by {error:.0%}"
     if refusal:
         return Replay(recorded_ns=round(graph.recorded_ns), refusal=refusal)
     recorded, found = graph, Levels()
@@ -266,7 +266,9 @@ def replay_ranks(graphs: Mapping[int, Graph], unprofiled_ns: float | None = None
         return Replay(recorded_ns=round(recorded), refusal=refusal or str(reason))
     error = abs(several.step_time_ns(joint, usual_delays=True) / recorded - 1)
     if error > MOST_ERROR:
-        refusal = refusal or f"the replay of the unchanged steps takes {1 + error:.2f} times the recorded time"
+        refusal = (
+            refusal or f"the step time of the replayed, unchanged steps differs from the recorded one by {error:.0%}"
+        )
     if refusal:
         return Replay(recorded_ns=round(recorded), refusal=refusal)
 

@@ -96,7 +96,7 @@ class CudaGraph(Strategy):
         )
         if evidence.get("host_options"):
             detail += (
-                f"; the host launches the update, because it reads {', '.join(evidence['host_options'])} on the "
-                "host and these values change too often to be recorded"
+                f"; the update is launched outside the CUDA graph, because the optimizer reads "
+                f"{', '.join(evidence['host_options'])} on the host and these values change too often"
             )
         return Effect(strategy=self.name, took=True, detail=detail)

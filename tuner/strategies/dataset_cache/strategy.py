@@ -37,7 +37,7 @@ class DatasetCache(Strategy):
     setting = DatasetCacheSetting
     summary = "cache of decoded samples in memory or on a local disk"
     needs_workload = (
-        "Steptune must wrap the dataset before its loader is created, with Workload.load and Workload.augment"
+        "Steptune must wrap the dataset before its loader is created, which needs Workload.load and Workload.augment"
     )
     attacks = (Category.DATA_WAIT,)
     cures = (

@@ -128,8 +128,8 @@ class LargerGlobalBatch(Strategy):
             return effect
         seen, wanted = _samples_of(evidence), int(choice["factor"] or 1) * evidence.get("today", 0)
         took = seen is not None and seen == wanted
-        detail = "no step was observed" if seen is None else f"a step processed {seen} samples"
-        return Effect(strategy=self.name, took=took, detail=detail if took else f"{detail}, not {wanted}")
+        found = "no step was observed" if seen is None else f"a step processed {seen} samples"
+        return Effect(strategy=self.name, took=took, detail=found if took else f"{found}; expected {wanted} samples")
 
 
 def _samples_of(evidence: Mapping[str, Any]) -> int | None:

@@ -24,7 +24,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from noise import FIT, REPORT, SD, UNBOUNDED
+from noise import FIT, REPORT, SCATTER, SCATTERED, SD, UNBOUNDED
 from scipy.special import ndtri
 from simulated_study import Case, confirmed
 from stamp import RESULTS, hardware, stamp
@@ -83,14 +83,16 @@ def _cell(row: dict) -> tuple:
 
 
 def row(half: str, process: str, blocks: int, gain: float, studies: int) -> dict:
-    """Shares over many studies under one process, with time for so many blocks."""
+    """Shares over many studies under one process, with time for so many blocks; for all where starts are scattered."""
     processes, first_seed = HALVES[half]
+    sd = SCATTER * SD if process == SCATTERED else SD
     covered, faster, false, used, widths = [], [], [], [], []
     for number in range(studies):
         seed = first_seed + number
         case = Case(
             gain=gain,
             blocks=blocks,
+            time_for=BLOCKS[-1] if process == SCATTERED else blocks,
             finalists=1 + number // 2 % 2,
             long_search=bool(number % 2),
             in_turns=bool(number // 4 % 2),
@@ -103,7 +105,7 @@ def row(half: str, process: str, blocks: int, gain: float, studies: int) -> dict
         false.append(any(f.is_faster for f, true in zip(judged, log_gains, strict=True) if true <= 0))
         faster.append(any(f.is_faster for f in judged))
         used.append(len(judged[0].log_ratios))
-        oracle = -float(ndtri((1 - LEVEL) / 2 / len(judged))) * SD * math.sqrt(2 / used[-1])
+        oracle = -float(ndtri((1 - LEVEL) / 2 / len(judged))) * sd * math.sqrt(2 / used[-1])
         widths += [(high - low) / 2 / oracle for low, high in bounds]
     return {
         "process": process,

@@ -128,6 +128,8 @@ def unequal(factor: float) -> Callable[[random.Random, int], float]:
 
 
 Process = Callable[[int], Noise]
+SCATTERED, SCATTER = "scattered", 25.0
+"""Process whose starts differ so many times as much: a confirmation of few blocks has a wide interval, and goes on."""
 
 
 def _processes(
@@ -144,6 +146,7 @@ def _processes(
 ) -> dict[str, Process]:
     return {
         "iid": lambda seed: Noise(plain, seed=seed),
+        SCATTERED: lambda seed: Noise(lambda g, arm: SCATTER * plain(g, arm), seed=seed),
         "drift": lambda seed: Noise(plain, drift(line), seed=seed),
         "autocorrelated": lambda seed: Noise(
             lambda g, arm: plain(g, arm) / 2, autoregressive(correlation, 1.0), seed=seed

@@ -32,7 +32,8 @@ class Case:
 
     Attributes:
         gain: True gain of the best candidate; of a second one it is half of that, of the others none.
-        blocks: Blocks that are asked for, and that there is time for.
+        blocks: Blocks that are asked for.
+        time_for: Blocks that there is time for.
         finalists: Candidates that the confirmation may have.
         long_search: Whether the baseline was started four times and the winner twice, or twice and once.
         in_turns: Whether trials of a block take turns.
@@ -40,6 +41,7 @@ class Case:
 
     gain: float
     blocks: int
+    time_for: int
     finalists: int = 1
     long_search: bool = True
     in_turns: bool = False
@@ -126,7 +128,7 @@ def confirmed(case: Case, noise: Noise, seed: int) -> tuple[list[Finalist], dict
     search = Search(machine, candidates, case)
     settings = StudySettings(confirm_blocks=case.blocks, num_finalists=case.finalists, seed=seed)
     groups = machine.together([BASELINE, *search.finalists(case.finalists)])
-    left_s = (case.blocks + 0.5) * MIN_CAP_S * len(groups)
+    left_s = (case.time_for + 0.5) * MIN_CAP_S * len(groups)
     run = ConfirmationRun(search, machine, ledger(), settings, View(machine, left_s), place="")  # type: ignore[arg-type]
     run.run()
     return run.judged(), log_gains

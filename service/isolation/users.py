@@ -76,16 +76,17 @@ def _free_user(directory: Path) -> Iterator[int]:
     uids = range(FIRST_UID, LAST_UID + 1)
     first = os.geteuid() * STRIDE % len(uids)
     for uid in (*uids[first:], *uids[:first]):
+        locks = [folder / str(uid) for folder in folders]
         with contextlib.ExitStack() as stack:
-            was_left = any((folder / str(uid)).exists() for folder in folders)
-            if not all(_lock(folder / str(uid), stack) for folder in folders) or (not was_left and _has_processes(uid)):
+            was_left = any(lock.exists() for lock in locks)
+            if not all(_lock(lock, stack) for lock in locks) or (not was_left and _is_in_use(uid)):
                 continue
             kill_all_of(uid)
             remove_left(uid)
-            for lock in (folder / str(uid) for folder in folders):
+            for lock in locks:
                 _take_back_left(lock, uid)
                 lock.write_text(str(directory.absolute()), encoding="utf-8")
-            if _has_files(uid):  # a study of somebody whose locks are not seen here
+            if was_left and _has_files(uid):  # of a study that no lock names
                 continue
             yield uid
             return
@@ -125,13 +126,22 @@ def _take_back_left(lock: Path, uid: int) -> None:
     named = lock.read_text(encoding="utf-8")
     left = Path(named)
     if named and left.is_dir() and left.stat().st_uid == uid:  # a study that was resumed has another user by now
-        take_back(left)
+        with contextlib.suppress(DisturbedError):  # files that stay that user's are found afterwards
+            take_back(left)
+
+
+def _is_in_use(uid: int) -> bool:
+    """Say whether a user has processes or files, and thus belongs to somebody whose locks are not seen here."""
+    return _has_processes(uid) or _has_files(uid)
 
 
 def _has_files(uid: int) -> bool:
+    """Say whether a user has files in places that all users may write; False if looking takes too long."""
     places = [str(place) for place in SHARED_PLACES if place.is_dir()]
     script = 'find "$@" -xdev -user "$(id -u)" -print -quit 2>/dev/null'
-    return bool(run_as(become(uid), "/bin/sh", "-c", script, "sh", *places).stdout)
+    with contextlib.suppress(DisturbedError):
+        return bool(run_as(become(uid), "/bin/sh", "-c", script, "sh", *places).stdout)
+    return False
 
 
 def _has_processes(uid: int) -> bool:

@@ -152,7 +152,10 @@ class TestTraining:
         trained: Trained
         for trained in ranks.run(4, emulated, 2, train, Deep, choices):
             assert trained.losses == pytest.approx(train_alone(Deep).losses, rel=2e-5)
-            assert trained.effects["sharding"] == (True, "5 units, of which a rank has 50%; 1 gathered ahead")
+            assert trained.effects["sharding"] == (
+                True,
+                "5 FSDP units, of which a rank holds 50%; 1 units gathered ahead",
+            )
 
     def test_hybrid_needs_hosts_of_one_size(self, ranks: Ranks) -> None:
         with pytest.raises(RankFailed, match="the same number of ranks on every host, got 2, 1"):

@@ -321,7 +321,7 @@ class ScriptRunner:
             guard = self._guard(
                 str(self._runs.reference),
                 in_fp32=is_low and self._is_in_fp32,
-                outputs=is_low and not changes.get("compile"),
+                outputs=spec.unit_roundoff > self._own_roundoff and not changes.get("compile"),
             )
         elif spec.candidate.is_baseline and not has_reference and (not anew or purpose is Purpose.BASELINE):
             guard = self._guard(None, in_fp32=self._is_in_fp32)  # one run less: candidates begin with the same steps

@@ -12,13 +12,8 @@ Outputs = Mapping[str, Sequence[float]]
 """Difference and excess of size of each module's output, in unit roundoffs; empty where it could not be computed."""
 
 
-def check_outputs(reference: Outputs, candidate: Outputs, device: str) -> list[GuardCheck]:
-    """Check the outputs of all modules but those that are beyond the limit with today's settings."""
-    known = {name for name, values in reference.items() if values and _output(name, values).ratio > 1}
-    outputs = (_output(name, values) for name, values in candidate.items() if values and name not in known)
-    worst = worst_output(outputs)
+def check_outputs(outputs: Outputs, device: str) -> list[GuardCheck]:
+    """Check the outputs of all modules of a candidate whose precision is lower than today's."""
+    seen = (ModuleOutput(name=name, difference=values[0], size=values[1]) for name, values in outputs.items() if values)
+    worst = worst_output(seen)
     return [] if worst is None else [output_check(worst, gates=device in OUTPUT_DEVICES)]
-
-
-def _output(name: str, values: Sequence[float]) -> ModuleOutput:
-    return ModuleOutput(name=name, difference=values[0], size=values[1])

@@ -78,13 +78,14 @@ class ConfirmationRun:
         self._set_windows(count - stored)
         numbers = self._block_runner.numbers(self._all())
         for block in plan_blocks(self.designer.reference, self._finalists, max(count, MAX_BLOCKS), self._settings.seed):
-            if block.number >= max(least, stored) and not self._has_time():
+            if block.number >= max(least, stored) and not self._has_time(is_planned=block.number < count):
                 self._short_of_time = block.number < self._settings.confirm_blocks
                 break  # starts took longer than in the search
             self._planned = max(count, block.number + 1)
             self._run_block(block, next(numbers))
             done = block.number + 1
             if done >= count and not has_wide_interval(self.judged()):
+                self._short_of_time = done < self._settings.confirm_blocks
                 break
             if max(least, stored) <= done < count:
                 self._ended_early = early_end(self.judged())
@@ -100,8 +101,10 @@ class ConfirmationRun:
         self._view.num_trials = self._ledger.num_trials
         self._longest_s = max(self._longest_s, self._view.elapsed_s - began_s)
 
-    def _has_time(self) -> bool:
-        return self._view.left_s >= self._longest_s
+    def _has_time(self, *, is_planned: bool) -> bool:
+        """Say whether the remaining time suffices for a block; stored blocks say nothing of how long one takes."""
+        needed_s = self._longest_s if is_planned else max(self._longest_s, self._least_block_s())
+        return self._view.left_s >= needed_s
 
     def judged(self) -> list[Finalist]:
         """Return the finalists, the best first; none before the first block."""

@@ -52,7 +52,7 @@ def compile_in_place(module: torch.nn.Module, mode: str, dynamic: bool | None) -
 
 
 def compile_apart(what: str) -> None:
-    """Separate the caches of everything that is compiled from here on, by a setting that the caches' own keys lack.
+    """Use separate caches for everything compiled from here on: add to the cache keys a setting that they lack.
 
     Which back end `scaled_dot_product_attention` calls is decided when a graph is traced, and is no part of the keys of
     AOTAutograd's and Inductor's caches: without this a candidate gets the back end that another one was compiled with.

@@ -21,8 +21,8 @@ from torch import nn
 
 SMALL = 8
 MOST_PADDING = 1 / 8
-"""Maximum padding as a share of the size, for multiples larger than `SMALL`: 1,000 classes become 1,024, but 65 become
-72 and not 128.
+"""Maximum padding as a share of the size, for multiples above `SMALL`: 1,000 classes become 1,024, but 65 become 72 and
+not 128.
 """
 
 

@@ -74,7 +74,7 @@ class ParameterLayout:
     # --- state --------------------------------------------------------------------------------
 
     def whole(self, value: Any) -> Any:
-        """Return a structure of tensors with every tensor whole."""
+        """Return a structure of tensors in which every tensor is whole."""
         return value
 
     def state(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -26,9 +26,7 @@ def refusals(
     optimizer: torch.optim.Optimizer | None = None,
     workload: object | None = None,
 ) -> dict[str, str]:
-    """Return, for each kernel with a pattern, why it can compute no part of a training; the reason is empty if it can
-    compute one.
-    """
+    """Return, for each kernel with a pattern, why it can compute no part of a training; the text is empty if it can."""
     parts = _parts(model, workload)
     return {k.name: _refusal(k, parts, optimizer, device) for k in KERNELS if k.pattern is not None}
 
@@ -78,7 +76,7 @@ _Subjects = Mapping[str, Any]
 
 def _parts(model: torch.nn.Module, workload: object | None) -> _Subjects:
     """Return, by name, the modules of the model, the attributes of the workload, and the modules and attributes inside
-    those.
+    these attributes.
     """
     parts = dict(model.named_modules())
     for name, value in getattr(workload, "__dict__", {}).items():

@@ -40,7 +40,7 @@ _PER_POSITION = frozenset(
     }
 )
 _LEAST_BLOCKS = 2
-"""Minimum number of blocks: with a single one, as many transpositions would remain as before."""
+"""Minimum number of blocks: with a single block, no transposition would be saved."""
 
 
 def can_be_batch_second(blocks: Sequence[torch.nn.Module]) -> bool:

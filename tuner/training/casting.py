@@ -41,7 +41,7 @@ def is_router(name: str, module: torch.nn.Module) -> bool:
 
 def is_norm(module: torch.nn.Module) -> bool:
     """Say whether a module is a normalisation layer, by the names of its class and base classes; a module that only
-    contains normalisation layers does not count.
+    contains normalisation layers is not one.
     """
     from torch import nn
 

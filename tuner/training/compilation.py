@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 NUM_EVENTS = 10
 """Maximum number of recorded events of each kind, the most frequent first."""
 NUM_METRICS = 1024
-"""Number of compilations whose metrics TorchDynamo keeps in this process; its default is 64."""
+"""Number of compilations for which TorchDynamo keeps metrics in this process; its default is 64."""
 REASON_LENGTH = 300
 CLOSING_S = 0.2
 """Time to wait for a worker pool to close, in seconds; one that has started closes in a few milliseconds."""

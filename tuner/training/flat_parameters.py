@@ -1,4 +1,4 @@
-"""Contiguous parameters: one buffer for each group and dtype, whose views are the parameters.
+"""Contiguous parameters: the parameters are views of buffers, one for each group and dtype.
 
 An optimizer then runs over a few large tensors instead of hundreds of small ones. The user's parameters stay what they
 are (the same objects, names, shapes and layouts); only their storage is a part of a buffer, in which every one begins

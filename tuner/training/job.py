@@ -251,7 +251,7 @@ class TrainingJob:
         return self.scaler.get_scale() if self.scaler else None
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the model's state under the user's own key names, in the precision that is updated.
+        """Return the model's state under the user's own key names, in the precision in which it is updated.
 
         Where ranks hold parts of it, or differ for some steps, every rank must call it, and gets the whole state, or
         the ranks' average.

@@ -54,7 +54,9 @@ class PaddedLinear(nn.Linear):
 
 
 def unaligned_linears(model: nn.Module, multiple: int) -> list[nn.Linear]:
-    """Return the linear layers whose sizes would be padded; subclasses, whose computation may differ, are left out."""
+    """Return the linear layers with sizes that would be padded; leave out subclasses, because their computation may
+    differ.
+    """
     return [module for module in model.modules() if type(module) is nn.Linear and _changes(module, multiple)]
 
 

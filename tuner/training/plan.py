@@ -89,7 +89,7 @@ class BatchArguments:
     factor: int = 1
     """Number of the user's batches that are merged into one."""
     pool_batches: int = 0
-    """Number of batches in a pool, whose samples are sorted by length together; 0 sorts nothing."""
+    """Number of batches in a pool; the samples of a pool are sorted by length together. With 0, nothing is sorted."""
 
     @property
     def is_plain(self) -> bool:

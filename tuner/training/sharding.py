@@ -89,7 +89,7 @@ def units_of(model: torch.nn.Module, workload: Workload, sharding: ShardingArgum
 
 
 def sizes_of_units(model: torch.nn.Module, workload: Workload, wrap: str, min_num_params: int) -> tuple[int, int]:
-    """Return the number of elements in the largest unit and in the root alone. A tied parameter counts for its first
+    """Return the number of elements in the largest unit and in the root alone. A tied parameter belongs to its first
     unit.
     """
     taken: set[int] = set()

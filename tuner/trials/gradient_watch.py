@@ -54,8 +54,8 @@ def set_initial_state(job: TrainingJob, path: Path, disturb: Disturbance | None 
 
 
 def _change(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-    """Return the change of values; an element that remains NaN or the same infinity (as in a buffer with a mask) counts
-    as unchanged.
+    """Return the change of values; an element that remains NaN or the same infinity (as in a buffer with a mask) is
+    unchanged.
     """
     stayed = (before == after) | (before.isnan() & after.isnan())
     return (after - before).masked_fill(stayed, 0.0)

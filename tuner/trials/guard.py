@@ -83,9 +83,10 @@ UPDATE_DEVICES = ("cpu", "cuda")
 OWN_UPDATE_DEVICES = ("cpu",)
 """Devices on which the check of a replayed update may reject a candidate, if the workload defines the step itself."""
 COARSE_GRADIENT_DEVICES = ("cpu",)
-"""Devices on which the check of 16-bit or TF32 gradients may reject a candidate, apart from differences that no
-rounding explains (a gradient that is not finite, or that only one training has). On an H100 correct changes of small
-trainings reach 0.73 of the limits, and those of GPT-2 in bfloat16 three times the limit on a tensor's size.
+"""Devices on which the check of 16-bit or TF32 gradients may reject a candidate. A difference that no rounding explains
+(a gradient that is not finite, or that only one training has) may be rejected on all of `GUARDED_DEVICES`. On an H100,
+correct changes of small trainings reach 0.73 of the limits, and correct changes of GPT-2 in bfloat16 reach three times
+the limit on a tensor's size.
 """
 OUTPUT_DEVICES = ("cpu",)
 """Devices on which the check of modules' 16-bit outputs may reject a candidate."""

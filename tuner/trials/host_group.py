@@ -95,7 +95,7 @@ class Host:
         self._poll.register(self._waiting, select.EPOLLIN)
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable while messages wait, including those that arrived while this end was
+        """Return a descriptor that is readable while messages wait, including messages that arrived while this end was
         sending.
         """
         return self._poll.fileno()
@@ -213,8 +213,8 @@ class HostGroup:
         self._gathered = True
 
     def _hear(self, strangers: dict[HostLink, tuple[str, float]]) -> None:
-        """Accept new connections and read from those that have not identified themselves; close each after its time
-        limit.
+        """Accept new connections, and read from connections that have not identified themselves; close each after its
+        time limit.
         """
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ)
@@ -272,7 +272,7 @@ class HostGroup:
 
     @contextlib.contextmanager
     def closed_with_reason(self) -> Iterator[None]:
-        """Tell the hosts that the study has ended when the block ends, with the reason if the study failed."""
+        """Tell the hosts, at the end of the block, that the study has ended, and the reason if it failed."""
         reason = "it was interrupted"
         try:
             yield

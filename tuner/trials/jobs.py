@@ -50,7 +50,7 @@ class Source(Protocol):
 
 
 class Server(Source, Protocol):
-    """Server that runs jobs: a trial server, or those of several hosts."""
+    """Server that runs jobs: a trial server, or the trial servers of several hosts together."""
 
     def send(self, message: Any) -> None: ...
 
@@ -140,7 +140,7 @@ class JobBoard:
         self._selector.register(server, selectors.EVENT_READ)
 
     def remove_server(self, server: Source) -> None:
-        """Stop listening to a server; call before closing it, as its descriptor may be used again."""
+        """Stop listening to a server. Call this before closing it, because its descriptor may be used again."""
         self._selector.unregister(server)
 
     def lose_server(self, server: Server) -> None:

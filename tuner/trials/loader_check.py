@@ -36,7 +36,7 @@ mean about as large as the value.
 
 
 class _Indices:
-    """Dataset whose samples are their own indices."""
+    """Dataset that returns each index as its sample."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -173,7 +173,7 @@ def _undisturbed(job: TrainingJob) -> Any:
 
 
 def _check_bytes(job: TrainingJob, batches: list[list[int]]) -> GuardCheck:
-    """Check that batches converted on the device equal those that the dataset converts, to within rounding."""
+    """Check that batches converted on the device equal batches converted by the dataset, to within rounding."""
     collate = job.workload.collate or _default_collate()
     converted, whole = SeededByIndex(_undisturbed(job)), SeededByIndex(job.workload.dataset())
     furthest = 0.0

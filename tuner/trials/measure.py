@@ -41,7 +41,7 @@ steps.
 """
 QUEUES_PER_WINDOW = 3
 AHEAD_SHARE = 0.75
-"""Minimum fill of the loader's queue, as a share, at which the loader counts as ahead of the model."""
+"""Minimum fill of the loader's queue, as a share, at which the loader is taken to be ahead of the model."""
 
 
 class Stepper:

@@ -148,7 +148,7 @@ def _is_closed(pid: int) -> bool:
 
 
 def _living_thread(pid: int) -> int:
-    """Return a live thread of a process whose first thread has ended, because the kernel then shows nothing under the
+    """Return a live thread of a process if its first thread has ended, because the kernel then shows nothing under the
     process id. Else return the process id.
     """
     with contextlib.suppress(OSError):

@@ -216,7 +216,7 @@ MAX_MESSAGE_BYTES = 32 << 20
 
 
 class MessageTooLargeError(SteptuneError):
-    """Error for a message whose announced length exceeds the maximum."""
+    """Error for a message with an announced length above the maximum."""
 
 
 def encode(message: Any) -> bytes:

@@ -103,7 +103,7 @@ class ReferenceRequest(Record):
     twin_s: float | None = None
     """Maximum seconds for all runs of the reference's twin together, or None without a limit."""
     run_id: str = ""
-    """Name of the folder in which several ranks of this run meet, unique to the run."""
+    """Name of the rendezvous folder of this run's ranks, if there are several; unique to the run."""
 
 
 def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel: Channel) -> GuardReference:

@@ -176,7 +176,7 @@ def _empty(folder: Path, device: int) -> None:
 
 
 def remove_abandoned(base: Path) -> None:
-    """Remove directories whose processes were killed; those of other users are left alone."""
+    """Remove directories of processes that were killed; directories of other users are left alone."""
     for lock in base.glob(f"{PREFIX}*/{LOCK}"):
         with contextlib.suppress(OSError):
             descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)

@@ -45,7 +45,7 @@ class TrainRequest(Record):
     num_steps: int
     seed: int
     run_id: str = ""
-    """Name of the folder in which several ranks of this run meet, unique to the run."""
+    """Name of the rendezvous folder of this run's ranks, if there are several; unique to the run."""
 
 
 class LossCurve(Record):

@@ -111,5 +111,5 @@ class AttentionBackend(Strategy):
 
 
 def backend_of(operator: str) -> str | None:
-    """Return the back end that an operator or kernel belongs to, by its name; None for one that is not attention."""
+    """Return the back end that an operator or kernel belongs to, by its name; None if it computes no attention."""
     return next((name for name, pattern in _OPERATORS.items() if re.search(pattern, operator.lower())), None)

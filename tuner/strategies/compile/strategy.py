@@ -108,7 +108,9 @@ class Compile(Strategy):
         return Supported()
 
     def _scopes(self, workload: WorkloadFacts) -> list[str]:
-        """Return the scopes, the one with the shorter compilation first; the whole model if both take as long."""
+        """Return the scopes, sorted by their compilation time; the whole model comes first if both take equally
+        long.
+        """
         scopes = ["whole", "regional"] if workload.model.num_blocks > 1 else ["whole"]
         return sorted(scopes, key=lambda scope: self.cost_s({"mode": "default", "scope": scope}, workload))
 

@@ -110,7 +110,7 @@ class ModelRecipe(Strategy):
         return {Category.MATMUL: min(products, time * removable(situation, Category.MATMUL))}
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Return the expected saving: none where a compiler sees the whole model and pads by itself, little without
+        """Return the expected saving: none if a compiler sees the whole model and pads by itself, and little without
         tensor cores.
         """
         if choice["pooled_classifier"] or choice["pad_multiple"] == 1:

@@ -197,7 +197,7 @@ def _use_of(name: str, wanted: Scalar, used: Mapping[str, Any]) -> tuple[bool, s
 
 
 def settings_of(variables: Mapping[str, str]) -> Choice:
-    """Return the complete choice that an environment's variables stand for; an empty variable counts as not set."""
+    """Return the complete choice that an environment's variables stand for; an empty variable is treated as not set."""
     return {name: _value(name, variables.get(variable, "").strip()) for name, variable in VARIABLES.items()}
 
 

@@ -250,7 +250,7 @@ class DeepGradient(Compression):
             unsent.add_(momentum.mul_(options.momentum).add_(gradient))
 
     def _largest(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        """Return the indices of the largest unsent values in the flattened tensor; every rank has the same number."""
+        """Return the indices of the largest unsent values in the flattened tensor; every rank returns equally many."""
         unsent = self.unsent[parameter].flatten()
         return unsent.abs().topk(math.ceil(self.ratio * unsent.numel()), sorted=False).indices.int()
 

@@ -55,7 +55,9 @@ _BELONGS_TO: Mapping[str, str | None] = {
     "nesterov": "momentum",
     "dampening": "momentum",
 }
-"""Options that must not be dropped if the option given here is copied; None means that they must never be dropped."""
+"""Options that may be dropped only if the option on their right is not copied; None means that they may never be
+dropped.
+"""
 
 
 def exchanged(

@@ -1,4 +1,5 @@
-"""Use of kernels in a training: where a kernel can compute, why it cannot, and how the training is made to call it.
+"""Application of kernels to a training: parts that a kernel can compute, reasons against the others, and the change of
+the training.
 
 A kernel's pattern finds modules of the model, parts of the loss (what the workload keeps in its attributes, and the
 modules therein), or the optimizer.
@@ -25,7 +26,7 @@ def refusals(
     optimizer: torch.optim.Optimizer | None = None,
     workload: object | None = None,
 ) -> dict[str, str]:
-    """Return, for each kernel with a pattern, why it cannot compute any part of a training; empty where it can."""
+    """Return, for each kernel with a pattern, why it can compute no part of a training; the text is empty if it can."""
     parts = _parts(model, workload)
     return {k.name: _refusal(k, parts, optimizer, device) for k in KERNELS if k.pattern is not None}
 
@@ -47,7 +48,7 @@ def use_kernel(model: torch.nn.Module, name: str, workload: object | None = None
 
 
 def use_kernel_in_optimizer(optimizer: torch.optim.Optimizer, name: str) -> None:
-    """Make an optimizer compute its step by a kernel, in place.
+    """Change an optimizer, in place, so that a kernel computes its step.
 
     Raises:
         ValueError: The kernel cannot compute the step; the message has the reason.
@@ -75,7 +76,7 @@ _Subjects = Mapping[str, Any]
 
 def _parts(model: torch.nn.Module, workload: object | None) -> _Subjects:
     """Return, by name, the modules of the model, the attributes of the workload, and the modules and attributes inside
-    those.
+    these attributes.
     """
     parts = dict(model.named_modules())
     for name, value in getattr(workload, "__dict__", {}).items():
@@ -135,7 +136,9 @@ def _sites(kernel: Kernel, subjects: _Subjects) -> _Sites:
 
 
 def _said(kernel: Kernel, sites: _Sites) -> str:
-    """Return why a kernel can compute none of the matching parts; empty where it can compute at least one."""
+    """Return why a kernel can compute none of the matching parts; the reason is empty if it can compute at least
+    one.
+    """
     assert kernel.pattern is not None
     if not sites:
         whose = "training" if kernel.pattern.subject == OPTIMIZER else "model"

@@ -11,7 +11,9 @@ from steptune.kernels.triton_device import unavailable
 
 
 def assigner_pattern(plain: type, fused: type, what: str, operator: str) -> Pattern:
-    """Return the pattern that turns a loss's part of class `plain` into one of class `fused`, by the kernel."""
+    """Return the pattern that replaces a loss's part of class `plain` by one of class `fused`, which calls the
+    kernel.
+    """
 
     def refusal(part: Any) -> str | None:
         return "" if type(part) is plain else None

@@ -43,7 +43,7 @@ MODULES, OPTIMIZER = "modules", "optimizer"
 
 @dataclass(frozen=True, kw_only=True)
 class Pattern:
-    """Pattern of the modules of a model, parts of a loss, or optimizer whose work a kernel can do.
+    """Pattern of what a kernel can replace: modules of a model, parts of a loss, or an optimizer.
 
     Attributes:
         what: Human-readable description: what they are, and of which libraries.

@@ -147,7 +147,7 @@ def _lars_settings(**changed: Any) -> tuple[lars.Settings, ...]:
 
 
 def _of_optimizer(module: ModuleType) -> Pattern:
-    """Return the pattern of an optimizer's kernel, as its module describes it."""
+    """Return the pattern that an optimizer kernel's module describes."""
     return Pattern(
         what=module.WHAT,
         refusal=module.RULE.refusal,

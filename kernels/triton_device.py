@@ -20,7 +20,7 @@ def unavailable(device: torch.device) -> str:
 
 
 def is_traced(tensor: Tensor) -> bool:
-    """Say whether calls are recorded or transformed, and so need the kernel's operator.
+    """Say whether a call is being recorded or transformed, which requires the kernel's registered operator.
 
     Otherwise the operator is avoided: its dispatch takes the host longer than a small batch takes the device.
     """

@@ -20,7 +20,7 @@ def compact_pairs(
     BLOCK_P: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Copy, for each point of a block, row `chosen` of (G, FIRST) and of (G, SECOND)."""
+    """Copy row `chosen` of (G, FIRST), and of (G, SECOND), for each point of a block."""
     p = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     is_there = p < num_points
     row = p.to(tl.int64) * num_boxes + tl.load(chosen + p, mask=is_there, other=0).to(tl.int64)

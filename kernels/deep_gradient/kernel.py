@@ -117,7 +117,8 @@ def deep_gradient_choose(
     LONGEST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Choose each tensor's thresholds from the histograms of its chunks, and where each chunk's elements are written.
+    """Choose each tensor's thresholds from the histograms of its chunks, and the places to which each chunk's elements
+    are written.
 
     Args:
         wanted: (T), how many are sent.

@@ -22,7 +22,9 @@ LEAST = 1e-30
 
 
 class Settings(NamedTuple):
-    """Momentum of one tensor, whether it is Nesterov's, and `most`, the maximum number of elements sent."""
+    """Settings of one tensor: momentum, whether it is Nesterov momentum, and `most`, the maximum number of elements
+    sent.
+    """
 
     momentum: float
     nesterov: bool

@@ -124,7 +124,9 @@ def lamb_update(
     CHUNK: tl.constexpr,
     LONGEST: tl.constexpr,
 ):
-    """Update the weights. Chunks run from the last to the first, because those written last are still in the cache."""
+    """Update the weights. Chunks run from the last to the first, because the last ones written are still in the
+    cache.
+    """
     chunk = tl.num_programs(0) - 1 - tl.program_id(0)
     tensor = tl.load(tensor_of_chunk + chunk)
     row = addresses + tensor * COLUMNS

@@ -115,7 +115,7 @@ def lars_update(
     CHUNK: tl.constexpr,
     LONGEST: tl.constexpr,
 ):
-    """Update momenta and weights. Chunks run from the last to the first, because those read last are still in the
+    """Update momenta and weights. Chunks run from the last to the first, because the last ones read are still in the
     cache.
     """
     chunk = tl.num_programs(0) - 1 - tl.program_id(0)

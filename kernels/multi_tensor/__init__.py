@@ -82,7 +82,7 @@ def dense_strides(tensor: Tensor) -> tuple[int, ...]:
 
 
 def laid_out_like(value: Tensor, parameter: Tensor) -> Tensor:
-    """Return a value in a parameter's dtype and strides, copied only if its own differ.
+    """Return a value in a parameter's dtype and strides, and copy it only if it has others.
 
     Raises:
         RuntimeError: The value is sparse.

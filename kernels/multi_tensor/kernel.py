@@ -6,7 +6,9 @@ import triton
 import triton.language as tl
 
 FIRST_ADDRESS = tl.constexpr(4)
-"""First address column in a tensor's row; the columns before are elements, first chunk, chunks, settings row."""
+"""Index of the first address in a tensor's row, after number of elements, first chunk, number of chunks and settings
+row.
+"""
 
 
 @triton.jit
@@ -20,7 +22,9 @@ def pointer_to(row, which: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.conste
 
 @triton.jit
 def load(pointer, places, numel, MASKED: tl.constexpr):
-    """Load elements as FP32, with zeros past the end. Whole chunks use no mask, which would split the accesses."""
+    """Load elements as FP32, with zeros past the end. Whole chunks need no mask, which would split the memory
+    accesses.
+    """
     if MASKED:
         values = tl.load(pointer + places, mask=places < numel, other=0.0)
     else:

@@ -1,4 +1,4 @@
-"""User's optimizers whose step a kernel computes over all parameters at once.
+"""Optimizers of users and libraries whose step a kernel computes over all parameters at once.
 
 An optimizer that is changed becomes one of a subclass of its own class with another `step`: groups, options, state and
 hooks stay, so that states of either load into the other. Gradients stay as they are, which some loops scale in place.
@@ -24,7 +24,7 @@ PROBED_SHAPES = ((5, 4), (4,), (3,))
 """Shapes of the probe's tensors: a matrix, a vector, and a vector of zeros in each group."""
 NUM_PROBED = 3
 TOLERANCE = 1e-9
-"""Maximum difference between two steps in float64, relative to the largest element."""
+"""Maximum difference, in float64, between the class's and the reference's results, relative to the largest element."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ class Rule:
         )
 
     def replace(self, optimizer: Any) -> None:
-        """Make an optimizer that `refusal` accepts call the kernel, in place."""
+        """Change an optimizer, in place, so that it calls the kernel; `refusal` must have accepted it."""
         cls: Any = type(optimizer)
         optimizer.__class__ = _subclass(cls, self)
         optimizer._patch_step_function()  # hooks and profiling, as of every optimizer
@@ -140,7 +140,7 @@ class Rule:
 
 
 _COMMON = frozenset({"params", "initial_lr", "lr_scale", "param_names", "step", "name"})
-"""Keys of a parameter group that schedulers and libraries add and no update reads."""
+"""Keys that schedulers and libraries add to a parameter group, and that no update reads."""
 
 
 def _name_of(cls: type) -> str:
@@ -223,7 +223,7 @@ def _probe(optimizer: Any) -> Any:
 
 
 def rate(group: Mapping[str, Any]) -> float:
-    """Return the learning rate as a number; reading one on the device waits for it, as the library's own loop does."""
+    """Return the learning rate as a number. If it is on the device, wait for it, as the library's own loop does."""
     return float(group["lr"])
 
 

@@ -65,8 +65,8 @@ def simota_candidates(
     CLASS_BLOCKS: tl.constexpr,
     BLOCK_G: tl.constexpr,
 ):
-    """Write, for each candidate, the cross-entropy with every class counted as wrong, and whether the candidate counts
-    (B, M).
+    """Write two values for each candidate (B, M): its cross-entropy if every class were wrong, and whether it is
+    eligible.
     """
     image = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -195,7 +195,9 @@ def simota_choices(
 
 @triton.jit
 def simota_conflicts(costs, taken, found, num_candidates, num_boxes, BLOCK_M: tl.constexpr, BLOCK_G: tl.constexpr):
-    """Write each candidate's box, or -1 (B, M); if several boxes took a candidate, the cheapest of all boxes wins."""
+    """Write each candidate's box, or -1 (B, M). If several boxes took a candidate, it gets the cheapest of all
+    boxes.
+    """
     image = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     g = tl.arange(0, BLOCK_G)

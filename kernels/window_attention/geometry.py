@@ -1,4 +1,6 @@
-"""Geometry of windows on a feature map: their size, their shift, and the padding of maps that they do not divide."""
+"""Geometry of windows on a feature map: their size and shift, and the padding of maps that do not divide into whole
+windows.
+"""
 
 from __future__ import annotations
 

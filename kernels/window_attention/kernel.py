@@ -1,4 +1,4 @@
-"""Triton kernels of shifted-window attention: packed qkv in natural (B, H, W, 3C) layout in, (B, H, W, C) out.
+"""Triton kernels of shifted-window attention, from packed qkv in natural (B, H, W, 3C) layout to (B, H, W, C).
 
 A program handles one head and a run of windows of one kind: inner windows, or those of an edge, where the map wraps or
 is padded. Windows of a kind differ by an offset only, so where their tokens lie, which pairs are masked and the bias of
@@ -22,14 +22,16 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 TINY = tl.constexpr(1e-24)
 """Term added to squared lengths: the square of the smallest length by which `torch.nn.functional.normalize` divides."""
 LEAST = tl.constexpr(-1e30)
-"""Substitute for the largest score, -inf, of a row that attends to no token; its masked scores stay -inf."""
+"""Substitute for a row's largest score if that is -inf: the row attends to no token, and its masked scores stay
+-inf.
+"""
 
 
 @triton.jit
 def _run_of_windows(
     program, batch, windows_y, windows_x, EDGES_Y: tl.constexpr, EDGES_X: tl.constexpr, PER_PROGRAM: tl.constexpr
 ):
-    """Return the windows that a program handles, all of one kind.
+    """Return the windows that a program handles; all of them are of one kind.
 
     They are: row and column of the kind's first window, the number of the kind's windows per row and per image, and the
     index within the kind of the program's first window.
@@ -153,7 +155,7 @@ def _window_at(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Return the position of one window in a program's run.
+    """Return the position of one of the windows that a program handles.
 
     It is: the window's index among all windows, the offset of its first pixel from that of the run's first window, and
     whether it belongs to the batch.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 MAX_WINDOWS_PER_PROGRAM = 64
 ONE_BLOCK = 64
-"""Maximum number of tokens of a window that keeps the bias, and the sum of its gradient, in registers."""
+"""Maximum number of tokens per window for which the bias and the sum of its gradient are kept in registers."""
 BLOCK_PARTS = 16
 
 
@@ -134,7 +134,7 @@ def is_padded(shape: torch.Size, window: Sequence[int]) -> bool:
 
 
 def edges(windows: int, size: int, shift: int, extent: int) -> int:
-    """Count the last rows (or columns) of windows that differ from those before.
+    """Return how many of the last rows (or columns) of windows differ from the earlier ones.
 
     They differ where the map wraps, and where it ends within a window. A shift moves the latter up by one.
     """
@@ -220,5 +220,5 @@ def plan_of_table_gradient(heads: int, rows: int, columns: int, num_parts: int) 
 
 
 def precision(dtype: torch.dtype) -> str:
-    """Return the precision of matmuls; that of FP32 ones follows `torch.backends.cuda.matmul.allow_tf32`."""
+    """Return the precision of matmuls; for FP32 it follows `torch.backends.cuda.matmul.allow_tf32`."""
     return "tf32" if dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else "ieee"

@@ -21,7 +21,7 @@ LARGEST_SCALE = 40.0
 def reason_against(
     geometry: Geometry, heads: int, projections: tuple[Any, ...], bypassed: tuple[torch.nn.Module, ...]
 ) -> str | None:
-    """Return why a layer is refused by the checks common to all kinds: plain qkv projections, and no hooks on bypassed
+    """Return why a layer fails the checks common to all kinds: plain qkv projections, and no hooks on bypassed
     modules.
     """
     if any(type(p) is not torch.nn.Linear for p in projections):

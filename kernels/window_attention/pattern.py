@@ -46,7 +46,7 @@ def refusal(module: torch.nn.Module) -> str | None:
 
 
 def replace(module: torch.nn.Module) -> None:
-    """Make a module that `refusal` accepts call the kernel, in place."""
+    """Change a module, in place, so that it calls the kernel; `refusal` must have accepted it."""
     cls = type(module)
     kind = _KINDS[_name_of(cls)]
     if kind.scale is not None:

@@ -34,7 +34,7 @@ TF32_ROUNDOFF = 2.0**-11
 FP16_ROUNDOFF = 2.0**-11
 BF16_ROUNDOFF = 2.0**-8
 HARDLY = 0.005
-"""Saving assumed for a change without an expected effect, as a share of the step."""
+"""Saving assumed for a change that is expected to have almost no effect, as a share of the step."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Conflict:
 
 @dataclass(frozen=True, kw_only=True)
 class Dropped:
-    """Parameters that have no meaning in a combination, and are dropped from the candidate."""
+    """Parameters that have no meaning in a combination, and are therefore dropped from the candidate."""
 
     setting: type[Setting]
     parameters: tuple[str, ...]
@@ -256,11 +256,13 @@ class Strategy(ABC):
         return Supported()
 
     def cost_s(self, choice: Choice, workload: WorkloadFacts) -> float:
-        """Estimate how many seconds longer than an ordinary trial a choice's trial takes, before any was measured."""
+        """Estimate the additional seconds of a choice's trial over an ordinary trial, before any was measured."""
         return self.trial_cost_s
 
     def likely_part(self, workload: WorkloadFacts) -> float:
-        """Return the share of the bound that a choice usually realises in a workload, before any was measured."""
+        """Return the share of the maximum saving that a choice usually realises in a workload, before any was
+        measured.
+        """
         return self.usual_realisation
 
     @abstractmethod
@@ -304,8 +306,8 @@ class Strategy(ABC):
         return total(self.savings(situation, choice))
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Return the expected saving of the choice, as a share of the incumbent's step, where more is known than the
-        usual share of the bound; else None.
+        """Return the expected saving of the choice, as a share of the incumbent's step; None if only the usual share of
+        the bound is known.
         """
         return None
 
@@ -316,8 +318,8 @@ class Strategy(ABC):
         return {}
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
-        """Say whether the evidence shows the choice. By default, every parameter in the evidence must equal the
-        choice's; without any, the detail says that nothing shows it.
+        """Say whether the evidence shows that the choice is in effect. By default, every parameter in the evidence must
+        equal the choice's; without any parameter, the detail says that nothing shows the choice.
         """
         for name, wanted in choice.items():
             if name in evidence and evidence[name] != wanted:

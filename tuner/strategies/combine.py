@@ -33,7 +33,7 @@ def complete_choices(
 
 
 def normalise(candidate: Candidate, workload: WorkloadFacts, strategies: Sequence[Strategy] = STRATEGIES) -> Candidate:
-    """Drop choices that equal the current setting or have no meaning in the combination.
+    """Drop choices that equal the current setting, and those that have no meaning in the combination.
 
     Raises:
         ChoiceError: A strategy or parameter that does not exist.
@@ -120,7 +120,8 @@ def unit_roundoff_of(
     workload: WorkloadFacts,
     strategies: Sequence[Strategy] = STRATEGIES,
 ) -> float:
-    """Return the unit roundoff of the coarsest arithmetic that a candidate computes with, the baseline's own included.
+    """Return the unit roundoff of the coarsest arithmetic with which a candidate computes, including the baseline's
+    own.
 
     FP32 convolutions and recurrent layers on CUDA use TF32 unless told otherwise:
     https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices

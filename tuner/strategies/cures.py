@@ -1,4 +1,4 @@
-"""Cures of a step's bottlenecks: findings advise them, and strategies carry them out.
+"""Cures for a step's bottlenecks: findings advise them, and strategies carry them out.
 
 A strategy lists its own in `cures`; `diagnosis` finds the strategies of an advice by them, and names none.
 """

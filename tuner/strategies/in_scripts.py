@@ -35,7 +35,9 @@ def script_changes(
     script: ScriptFacts | None,
     strategies: Sequence[Strategy] = STRATEGIES,
 ) -> ScriptChanges | None:
-    """Return the changes of a candidate, as `steptune.enable` makes them; None where the workload is not a script."""
+    """Return the changes of a candidate, in the form in which `steptune.enable` makes them; None if the workload is not
+    a script.
+    """
     if script is None:
         return None
     found = outside_of(candidate, choices, script, strategies).values()

@@ -69,7 +69,7 @@ class Knob(Strategy):
 
 
 def with_knobs(strategies: Sequence[Strategy], workload: WorkloadFacts) -> tuple[Strategy, ...]:
-    """Return the strategies, plus a strategy for each of the workload's knobs that has none yet."""
+    """Return the strategies, and one more for each of the workload's knobs that has none yet."""
     known = {strategy.name for strategy in strategies}
     return (*strategies, *(knob for facts in workload.knobs if (knob := Knob(facts)).name not in known))
 
@@ -80,7 +80,7 @@ def is_knob(name: str) -> bool:
 
 
 def knobs_set_by(choices: Mapping[str, Choice]) -> tuple[Knob, ...]:
-    """Return the knobs that complete choices set; only their names and values are known."""
+    """Return the knobs that complete choices set. Nothing but their names and values is known."""
     return tuple(
         Knob(KnobFacts(name=name.removeprefix(PREFIX), today=choice["value"], values=()))
         for name, choice in choices.items()

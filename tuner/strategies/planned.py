@@ -86,7 +86,7 @@ def planned_steps(choices: Mapping[str, Choice]) -> tuple[PlannedStep, ...]:
 
 
 def _parts(stage: Any) -> dict[str, Any]:
-    """Return a stage's requests so far, by name; lists are copied, because strategies add to them."""
+    """Return a stage's requests so far, by name. Lists are copied, because strategies still add to them."""
     if is_dataclass(stage):
         values = {field.name: getattr(stage, field.name) for field in fields(stage)}
     else:

@@ -34,7 +34,7 @@ def situation_of(
 
 
 def exchange_of(choices: Mapping[str, Choice]) -> Exchange:
-    """Return the ranks' exchange under these choices, with plain PyTorch's values for what they do not set."""
+    """Return the ranks' exchange under these choices; settings that they leave out get plain PyTorch's values."""
     fields: dict[str, Any] = {}
     for strategy, choice in _completed(choices):
         fields.update(strategy.exchange(choice))
@@ -42,7 +42,7 @@ def exchange_of(choices: Mapping[str, Choice]) -> Exchange:
 
 
 def computation_of(choices: Mapping[str, Choice]) -> Computation:
-    """Return a step's computation under these choices, with plain PyTorch's values for what they do not set."""
+    """Return a step's computation under these choices; settings that they leave out get plain PyTorch's values."""
     fields: dict[str, Any] = {}
     for strategy, choice in _completed(choices):
         fields.update(strategy.computation(choice))

@@ -40,11 +40,13 @@ _PER_POSITION = frozenset(
     }
 )
 _LEAST_BLOCKS = 2
-"""Minimum number of blocks: a single block alone would transpose as often as before."""
+"""Minimum number of blocks: with a single block, no transposition would be saved."""
 
 
 def can_be_batch_second(blocks: Sequence[torch.nn.Module]) -> bool:
-    """Say whether every block uses torch's batch-first attention and otherwise only torch's per-position modules."""
+    """Say whether every block uses torch's batch-first attention, and otherwise only modules of torch that act per
+    position.
+    """
     return len(blocks) >= _LEAST_BLOCKS and all(map(_is_known, blocks))
 
 

@@ -1,4 +1,4 @@
-"""Detection of repeated blocks of a model that are compiled as one.
+"""Grouping of a model's repeated blocks by kind: all blocks of one kind are compiled once.
 
 TorchDynamo compiles a block once for all that run the same code on parameters of the same shapes with the same plain
 attributes: a rate of stochastic depth or the size of a shifted window makes a block a kind of its own.
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 _PLAIN = (bool, int, float, str, type(None))
 _OWN = {"training"}
-"""Plain attributes of every module that do not distinguish kinds of blocks."""
+"""Plain attributes that every module has, and that do not distinguish kinds of blocks."""
 
 
 def block_kinds(blocks: Sequence[torch.nn.Module]) -> list[int]:
-    """Return the number of each block's kind; kinds are numbered from 0 by first occurrence.
+    """Return each block's kind as a number, counted from 0 in order of first occurrence.
 
     An attribute that equals every block's position in the model is taken for its index and ignored: code seldom
     computes with it.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 WAITS = "called a synchronizing CUDA operation"
-"""Text of torch's error about an operator that waits for the device, raised while waiting is an error."""
+"""Text of torch's error when an operator waits for the device although waiting is forbidden."""
 
 MASKS = "transformers/masking_utils.py"
 """Source file in transformers that computes masks; attention with the `is_causal` flag does not need it."""

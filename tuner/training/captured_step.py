@@ -44,7 +44,7 @@ WARM_UP_STEPS = 3
 MAX_RECORDINGS = 4
 """Maximum number of recordings, one per batch signature: each recording keeps its own memory."""
 PAYS_AFTER_STEPS = 100
-"""Minimum number of replays, per change of the optimizer's options, at which another recording is worthwhile.
+"""Minimum number of replays, per change of the optimizer's options, that justifies another recording.
 
 The first change is free: an option set only once does not come from a scheduler.
 """
@@ -52,7 +52,7 @@ The first change is free: an option set only once does not come from a scheduler
 Key = tuple[Any, ...]
 
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None), enum.Enum)
-"""Types of a batch's non-tensor leaves that a graph may contain; each distinct value needs a recording."""
+"""Types of non-tensor leaves of a batch that a graph may contain; each distinct value needs a recording."""
 
 
 class CapturedStep(HostStep):
@@ -133,7 +133,8 @@ class CapturedStep(HostStep):
     # --- the schedule -------------------------------------------------------------------------
 
     def _schedule(self) -> None:
-        """Step the scheduler; with a loss scaler, defer its step, which depends on whether the update was skipped.
+        """Step the scheduler. With a loss scaler, defer the scheduler's step until it is known whether the update was
+        skipped.
 
         The device is asked only when the next learning rate, or the scheduler itself, is read.
         """
@@ -145,7 +146,7 @@ class CapturedStep(HostStep):
             self._undecided = True
 
     def settle(self) -> None:
-        """Make the scheduler's pending step, so that the learning rate is the next update's. This may wait for the
+        """Make the scheduler's deferred step, so that the next update gets its learning rate. This may wait for the
         device.
         """
         if not self._undecided:
@@ -191,9 +192,7 @@ class CapturedStep(HostStep):
         self._mode = mode
 
     def _options_changed(self) -> bool:
-        """Say whether the recorded step has outdated options. After too frequent changes the update is no longer
-        recorded.
-        """
+        """Say whether the recorded step has outdated options. If they change too often, stop recording the update."""
         if self.host_options:
             return False
         before, self._options = self._options, self._read_options()
@@ -204,7 +203,7 @@ class CapturedStep(HostStep):
         return bool(names)
 
     def _read_options(self) -> dict[str, Key]:
-        """Return, by name, the options of all groups that the update reads on the host; device tensors count by
+        """Return, by name, the options of all groups that the update reads on the host. Device tensors are compared by
         identity.
         """
 
@@ -268,7 +267,7 @@ class CapturedStep(HostStep):
         return torch.tensor(self.pieces(batch)[1], dtype=torch.float32, device=self._job.device)
 
     def _step_optimizer(self) -> None:
-        """Run the optimizer's update; with a loss scaler, undo it on the device where a gradient is not finite."""
+        """Run the optimizer's update. With a loss scaler, undo it on the device if a gradient is not finite."""
         import torch
 
         job, scaler = self._job, self._job.scaler
@@ -309,7 +308,7 @@ class _Gradients:
 
     @contextmanager
     def shown_by(self, job: TrainingJob) -> Iterator[None]:
-        """Set these gradients in the job while the context is active, as after a step launched by the host."""
+        """Set these gradients in the job while the context is active, as a step launched by the host leaves them."""
         before = [parameter.grad for parameter in job.parameters()]
         self._set(job, self.values)
         try:
@@ -331,7 +330,7 @@ class _Gradients:
 
 @dataclass(kw_only=True)
 class _Recording:
-    """Graphs of one recording, and the static tensors that they read. If `update` is None, the host runs the update."""
+    """Graphs of one recording, and the static tensors that they read. The host runs the update if `update` is None."""
 
     batch: Any
     weights: torch.Tensor | None
@@ -428,7 +427,7 @@ def _named_leaves(batch: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _changes(signatures: Sequence[Key]) -> str:
-    """Return the reason why no number of recordings would cover these batches."""
+    """Return why these batches would need an unlimited number of recordings."""
     shapes = [f"[{', '.join(found[0] for _, found in leaves if len(found) > 1)}]" for leaves in signatures]
     seen = ", ".join(dict.fromkeys(shapes))
     if len(set(shapes)) > 1:

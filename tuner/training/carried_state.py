@@ -1,4 +1,4 @@
-"""Detection of state that a step leaves on modules for the next one, other than in tensors that stay in place.
+"""Detection of state that a step leaves on modules for the next step, except in tensors that stay in place.
 
 A graph follows a buffer that is changed in place on the device. It does not follow an attribute that Python sets anew:
 a replay runs no Python, so every step would see what the recorded one saw. What is set in every step but read in the
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
 
 MAX_ITEMS = 1000
-"""Maximum number of items of a container that is inspected; a larger container is assumed to be a lookup table."""
+"""Maximum number of items of an inspected container; a larger one is assumed to be a lookup table."""
 MAX_DEPTH = 4
 MAX_ARRAY_BYTES = 1 << 20
 
@@ -101,7 +101,7 @@ class CarriedState:
                     tensor.copy_(kept)
 
     def _watch(self, on_read: Callable[[str], None]) -> list[tuple[_Attribute, torch.Tensor]]:
-        """Replace the tensors that the last step newly assigned by copies that report when they are read."""
+        """Replace tensors that the last step assigned by copies that report when they are read."""
         before, now = self._looks[-2:]
         watched = []
         for key, attribute in now.items():

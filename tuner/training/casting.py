@@ -41,7 +41,7 @@ def is_router(name: str, module: torch.nn.Module) -> bool:
 
 def is_norm(module: torch.nn.Module) -> bool:
     """Say whether a module is a normalisation layer, by the names of its class and base classes; a module that only
-    contains normalisation layers does not count.
+    contains normalisation layers is not one.
     """
     from torch import nn
 
@@ -94,7 +94,7 @@ def fp32_modules(model: torch.nn.Module, *, keep_fp32: bool = True) -> Iterator[
 def cast_model(
     model: torch.nn.Module, dtype_name: str, *, keep_fp32: bool, cast_parameters: bool = True
 ) -> torch.nn.Module:
-    """Cast parameters and floating-point buffers, and add the casts at the model's boundary.
+    """Cast parameters and floating-point buffers, and insert casts where tensors enter and leave the model.
 
     Args:
         keep_fp32: Leave normalisation layers and routers in FP32 (level O2).

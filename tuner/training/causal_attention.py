@@ -1,4 +1,5 @@
-"""Causal attention of transformers models through SDPA's `is_causal` flag alone: test for equivalence, and switch.
+"""Causal attention of transformers models through SDPA's `is_causal` flag without a mask: test for equivalence, and
+switch.
 
 The library computes no mask for an attention implementation that has none registered; such an implementation then
 passes `is_causal`. A call that says more than plain sequences, as one with padding does, is computed as before, with
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
 
 IMPLEMENTATION = "causal_sdpa"
 MASKED = "sdpa"
-"""Name that transformers gives the same attention with masks."""
+"""Name in transformers of the same attention with masks."""
 GIVEN = ("position_ids", "past_key_values", "token_type_ids", "mm_token_type_ids")
-"""Arguments, besides masks, whose presence means that a call has more than plain causal sequences."""
+"""Arguments, besides masks, that indicate more than plain causal sequences in a call."""
 WINDOWS = ("sliding_window", "attention_chunk_size")
 """Configuration options that keep tokens from attending to all earlier ones."""
 
@@ -74,7 +75,9 @@ def _said(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 class _Turns:
-    """Hooks of models that share a configuration; they enable masks for calls with more than plain sequences."""
+    """Hooks that enable masks for calls with more than plain causal sequences, for models that share a
+    configuration.
+    """
 
     def __init__(self, config: Any) -> None:
         self._config = config

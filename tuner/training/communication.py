@@ -30,7 +30,8 @@ def attach(
     arguments: WrapArguments,
     max_grad_norm: float | None,
 ) -> None:
-    """Attach the communication hook to DDP. The optimizer must exist, because one technique takes over its momentum.
+    """Attach the communication hook to DDP. The optimizer must exist already, because one technique takes over its
+    momentum.
 
     Raises:
         UnsupportedError: The technique does not support the optimizer, its scheduler or the hosts.
@@ -81,7 +82,7 @@ def group_of_lane(model: DistributedDataParallel) -> Any:
 def build(
     optimizer: torch.optim.Optimizer, arguments: CompressionArguments, max_grad_norm: float | None, lane: Lane
 ) -> Compression:
-    """Return the compression technique that the arguments name as their method."""
+    """Return the compression technique for the method in the arguments."""
     match arguments.method:
         case "fp16" | "bf16":
             from steptune.tuner.training.compression.sixteen_bit import SixteenBit
@@ -107,7 +108,7 @@ def build(
 
 
 def step_hook_of(model: torch.nn.Module) -> StepHook | None:
-    """Return the part of a wrapped model's communication hook that takes part in steps (compression or local SGD), or
+    """Return the part of a wrapped model's communication hook that is a step hook (compression or local SGD), or
     None.
     """
     states = (state for _, state in getattr(model, "_comm_hooks", ()))

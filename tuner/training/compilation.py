@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 NUM_EVENTS = 10
 """Maximum number of recorded events of each kind, the most frequent first."""
 NUM_METRICS = 1024
-"""Number of compilations whose metrics TorchDynamo keeps in this process; its default is 64."""
+"""Number of compilations for which TorchDynamo keeps metrics in this process; its default is 64."""
 REASON_LENGTH = 300
 CLOSING_S = 0.2
 """Time to wait for a worker pool to close, in seconds; one that has started closes in a few milliseconds."""
@@ -52,7 +52,7 @@ def compile_in_place(module: torch.nn.Module, mode: str, dynamic: bool | None) -
 
 
 def compile_apart(what: str) -> None:
-    """Separate the caches of everything that is compiled from here on, by a setting that the caches' own keys lack.
+    """Use separate caches for everything compiled from here on: add to the cache keys a setting that they lack.
 
     Which back end `scaled_dot_product_attention` calls is decided when a graph is traced, and is no part of the keys of
     AOTAutograd's and Inductor's caches: without this a candidate gets the back end that another one was compiled with.

@@ -1,4 +1,4 @@
-"""Recorder of work as CUDA graphs on a separate stream, which names the reason where recording fails."""
+"""Recorder of work as CUDA graphs on a separate stream; if recording fails, it names the reason."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ GIVEN_UP_AFTER = 2
 
 
 class EpochsAhead:
-    """Loader that gives another loader's batches in the same order, with the next epoch's loaded ahead.
+    """Loader that gives another loader's batches in the same order, and loads the next epoch's batches ahead.
 
     Its other attributes are those of the wrapped loader.
 
@@ -73,7 +73,7 @@ class EpochsAhead:
 
 @dataclass(eq=False)
 class _Epoch:
-    """An epoch whose batches workers were asked for, in part or in whole.
+    """Epoch of which some or all batches were requested from workers.
 
     Attributes:
         guessed: Batches that were drawn by a guess.
@@ -131,7 +131,7 @@ class EpochIterator:
 
 
 class _Feed:
-    """Feed of batch indices for the workers: one epoch after another, later ones by guesses.
+    """Feed of batch indices for the workers, one epoch after another; the order of later epochs is guessed.
 
     Args:
         sampler: The loader's batch sampler.
@@ -154,13 +154,13 @@ class _Feed:
         return self._epochs[0]
 
     def __iter__(self) -> Iterator[Any]:
-        """Restart the feed; the loader calls this when earlier requests no longer count."""
+        """Restart the feed; the loader calls this when earlier requests are no longer valid."""
         source, self._begun = self._begun or _rest(iter(self._sampler)), None
         self._epochs = deque([_Epoch(source)])
         return _Asking(self)
 
     def begin(self) -> bool:
-        """Begin the training loop's next epoch; return whether the workers have already begun the same one."""
+        """Begin the training loop's next epoch; return whether the workers have already begun this epoch."""
         self._note_number()
         if len(self._epochs) < 2 or not self.current.finished or self.current.disturbed:
             return False
@@ -253,7 +253,7 @@ class _Feed:
 
 
 class _Asking:
-    """Iterator over a feed that continues after a `StopIteration` once more batches are known."""
+    """Iterator over a feed. After a `StopIteration` it can continue as soon as further batches are known."""
 
     def __init__(self, feed: _Feed) -> None:
         self._feed = feed
@@ -266,8 +266,8 @@ class _Asking:
 
 
 def _rest(source: Iterator[Any]) -> Iterator[Any]:
-    """Yield the rest of a pass by `next` alone: `islice` and `chain` would call `iter` again, which restarts a sampler
-    that is its own iterator.
+    """Yield the rest of a pass by `next` alone. `islice` and `chain` would call `iter`, and so restart a sampler that
+    is its own iterator.
     """
     while True:
         try:
@@ -285,7 +285,7 @@ def _same(drawn: list[Any], guessed: list[Any]) -> bool:
 
 
 def _counting(sampler: Any) -> list[Any]:
-    """Return the samplers that count epochs, out of a batch sampler and its inner sampler."""
+    """Return the samplers that have an epoch number, among a batch sampler and its inner sampler."""
     return [
         one
         for one in (sampler, getattr(sampler, "sampler", None))

@@ -65,7 +65,9 @@ def _layers(model: torch.nn.Module) -> Iterator[Any]:
 
 
 def _transformers_models(model: torch.nn.Module) -> Iterator[Any]:
-    """Yield the outermost transformers models that can set the implementation; each sets it in its inner ones."""
+    """Yield the outermost transformers models that can set the implementation; each of them also sets it in the models
+    inside it.
+    """
     inside: set[torch.nn.Module] = set()
     for module in model.modules():
         can: Any = getattr(module, "_can_set_experts_implementation", None)

@@ -1,4 +1,4 @@
-"""Contiguous parameters: one buffer for each group and dtype, whose views are the parameters.
+"""Contiguous parameters: the parameters are views of buffers, one for each group and dtype.
 
 An optimizer then runs over a few large tensors instead of hundreds of small ones. The user's parameters stay what they
 are (the same objects, names, shapes and layouts); only their storage is a part of a buffer, in which every one begins
@@ -28,10 +28,10 @@ ALIGNMENT = 256
 """Alignment of parameters in a buffer, in bytes: enough for the widest kernel loads and tensor-memory copies."""
 
 ELEMENT_WISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD")
-"""Classes of torch.optim whose update of an element depends on that element only."""
+"""Classes of torch.optim that update each element independently of all others."""
 
 _OF_ALL = ("step", "mu_product", "eta", "mu")
-"""Keys of the state entries, in those classes, that are one number for the whole tensor."""
+"""Keys of the state entries of the classes in `ELEMENT_WISE` that hold one number for the whole tensor."""
 
 
 class FlatParameters(ParameterLayout):
@@ -55,7 +55,7 @@ class FlatParameters(ParameterLayout):
         self.order = [group["params"] for group in optimizer.param_groups]
 
     def finish_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Copy the parameters' gradients into the buffers' gradients, and free the parameters' own.
+        """Copy the parameters' gradients into the buffers' gradients, and free the copied ones.
 
         Raises:
             UnsupportedError: A parameter has no gradient (alone it would be left out of the update), or lies elsewhere.
@@ -120,7 +120,9 @@ class FlatParameters(ParameterLayout):
             yield from buffers
 
     def _numbers(self) -> dict[int, int]:
-        """Return, by the parameter's identity, its number in torch's state dict, counted through the groups."""
+        """Return each parameter's number in torch's state dict, counted through the groups, by the parameter's
+        identity.
+        """
         parameters = (p for group in self.order for p in group)
         return {id(p): number for number, p in enumerate(parameters)}
 

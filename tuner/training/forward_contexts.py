@@ -1,4 +1,4 @@
-"""Contexts of a forward pass: the plan's own contexts, and its autocast."""
+"""Contexts of a forward pass: those that the plan requests, and its autocast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dtype in which FP32 matmuls are computed, with whichever function the workload has set it.
+"""Dtype in which FP32 matmuls are computed, whichever function of torch the workload has used to set it.
 
 PyTorch has flags that operators share, and since 2.9 one for each operator, and refuses to read the former once one of
 the latter was set by itself: https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices
@@ -12,7 +12,9 @@ from typing import Any
 
 
 def fp32_products() -> str:
-    """Return the name in `torch.set_float32_matmul_precision`; if operators differ, the one for CUDA matmuls."""
+    """Return the precision of FP32 matmuls, by its name in `torch.set_float32_matmul_precision`; if operators differ,
+    that of CUDA matmuls.
+    """
     import torch
 
     try:

@@ -23,7 +23,7 @@ from steptune.tuner.network.rank_order import is_in_order, ring_order
 
 HOST_ID = "NCCL_HOSTID"
 OVER_LOOPBACK = {"NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo"}
-"""Environment variables that make NCCL connect emulated hosts over loopback instead of searching for a real network."""
+"""Environment variables that make NCCL connect emulated hosts over loopback, without a search for a real network."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,8 @@ def make_levels() -> Levels:
 
 
 def ring_group() -> Any:
-    """Return a group of all ranks ordered by host, so that a ring leaves each host once; every rank must call it.
+    """Return a group of all ranks ordered by host, so that a ring enters and leaves each host only once; every rank
+    must call it.
 
     It is the default group where the ranks are in that order already.
 
@@ -112,7 +113,8 @@ def host_of_ranks() -> list[str]:
 def emulate_for_nccl(
     rank: int, num_ranks: int, *, per_device: int = 1, variables: MutableMapping[str, str] = os.environ
 ) -> None:
-    """Make NCCL see this rank's emulated host, before its first group is created; do nothing without emulation.
+    """Make NCCL see this rank's emulated host. Call it before NCCL's first group is created; it does nothing without
+    emulation.
 
     The connection between hosts is the user's where one is set (`NCCL_SOCKET_IFNAME` of a shaped interface, say).
 

@@ -1,4 +1,4 @@
-"""Parameters that are excluded from sharding: every rank has them whole.
+"""Parameters that are excluded from sharding, so that every rank has them whole.
 
 For FSDP a module that keeps FP32 while its block gathers 16-bit weights is a unit of its own, with small collectives of
 its own. Left out, its gradients are averaged after the backward pass, those of all such modules together in one
@@ -41,12 +41,12 @@ class IgnoredParameters(StepHook):
             self._named.append((name, held))
 
     def updated(self, named: Named) -> Named:
-        """Return the parameters that the optimizer is given, under the user's names."""
+        """Return the parameters that the optimizer updates, under the user's names."""
         return list(self._named)
 
     def finish_gradients(self) -> None:
-        """Average the gradients over the ranks and give them to the optimizer's parameters; a parameter has a gradient
-        on all ranks or on none.
+        """Average the gradients over the ranks, and give them to the optimizer's parameters. Each parameter has a
+        gradient on all ranks or on none.
         """
         by_dtype = defaultdict(list)
         for parameter, held in self._pairs:

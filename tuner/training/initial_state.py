@@ -26,7 +26,7 @@ _ARITHMETIC = ("erfinv_", "log_", "pow_", "mul_", "add_", "sub_", "div_", "clamp
 ones.
 """
 _COMPARISONS = ("lt", "gt")
-"""Comparisons that initialisers repeat until no random number is out of bounds: on tensors without values the loop
+"""Comparisons that initialisers repeat until no random number is out of bounds. On tensors without values, the loop
 would never end.
 """
 _WRITES = ("copy_", "fill_", "zero_")

@@ -87,7 +87,7 @@ class TrainingJob:
 
     @property
     def scheduler(self) -> Any:
-        """The user's scheduler, or None; the scheduler's pending steps are made first."""
+        """Scheduler of the user, or None; its pending steps are made before it is returned."""
         self.runner.settle()
         return self._scheduler
 
@@ -193,19 +193,21 @@ class TrainingJob:
 
     @property
     def steps_per_round(self) -> int:
-        """Minimum number of consecutive steps that contain every kind of work that a step can do."""
+        """Minimum number of consecutive steps that include every kind of work of a step."""
         return max((hook.steps_per_round for hook in self.hooks), default=1)
 
     @property
     def samples_per_step(self) -> int | None:
-        """Number of samples of the largest step so far, over all ranks; None before the first, and for batches that
+        """Number of samples of the largest step so far, over all ranks; None before the first step, and if the batches
         cannot be counted.
         """
         return self._samples * self._world_size() or None
 
     @property
     def samples_drawn(self) -> int | None:
-        """Number of samples, for all ranks, that the loader puts into a batch; None if its sampling has none."""
+        """Number of samples that the loader puts into a batch, for all ranks; None if the loader's sampling has no
+        batch size.
+        """
         sampler = getattr(self.loader, "batch_sampler", None)
         order = getattr(sampler, "batches", None)
         if order:
@@ -220,8 +222,8 @@ class TrainingJob:
 
     @property
     def rate_factors(self) -> tuple[float, ...] | None:
-        """Ratio of each group's initial learning rate to the user's; None where a scheduler changes rates without
-        recording its initial ones.
+        """Ratio of each group's initial learning rate to the user's; None if a scheduler changes rates without
+        recording the initial ones.
         """
         groups = self.optimizer.param_groups
         known = self.scheduler is None or all("initial_lr" in group for group in groups)
@@ -249,7 +251,7 @@ class TrainingJob:
         return self.scaler.get_scale() if self.scaler else None
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the model's state under the user's own key names, in the precision that is updated.
+        """Return the model's state under the user's own key names, in the precision in which it is updated.
 
         Where ranks hold parts of it, or differ for some steps, every rank must call it, and gets the whole state, or
         the ranks' average.
@@ -261,7 +263,8 @@ class TrainingJob:
         return state
 
     def optimizer_state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's state as the user's own optimizer would have it, however the job runs the update.
+        """Return the optimizer's state in the form that the user's own optimizer would have, however the job runs the
+        update.
 
         It has one entry per parameter, the flags of the user's own implementation, step counts on the CPU, and tensors
         in the layout of the user's parameters.

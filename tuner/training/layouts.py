@@ -1,4 +1,4 @@
-"""Memory layouts of tensors: a fused update requires that a parameter, its gradient and its states share one.
+"""Memory layouts of tensors: a fused update requires one layout for a parameter, its gradient and its states.
 
 A fused kernel walks through a parameter, its gradient and its states by address, as if all had the parameter's strides;
 it checks nothing. Tensors that come from elsewhere (a checkpoint, a collective, a user's own step) are therefore copied
@@ -48,8 +48,8 @@ def with_strides(value: torch.Tensor, strides: Strides) -> torch.Tensor:
 
 
 def laid_out_like(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return a value in the parameter's layout if it has the parameter's shape; leave DTensors, whose parts are
-    contiguous, unchanged.
+    """Return a value in the parameter's layout if it has the parameter's shape. DTensors stay unchanged, because their
+    parts are contiguous.
     """
     return value if hasattr(parameter, "to_local") else with_strides(value, dense_strides(parameter))
 

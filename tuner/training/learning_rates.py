@@ -53,8 +53,8 @@ class LearningRates:
 
 
 def _reads_tensor(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
-    """Say whether an update reads its learning rate as a tensor: fused kernels and Adam do, multi-tensor updates only
-    if capturable.
+    """Say whether an update reads its learning rate as a tensor. Fused kernels and Adam do; multi-tensor updates do
+    only if capturable.
     """
     import torch
 

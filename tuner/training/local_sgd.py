@@ -1,5 +1,4 @@
-"""Post-local SGD: ordinary data-parallel training at first; then ranks step alone, and their models are averaged
-periodically.
+"""Post-local SGD: data-parallel training at first; later, ranks step alone and average their models periodically.
 
     step t <= W:  gradients averaged over all ranks, as ever
     step t > W:   each rank takes its own gradient, or the average of its host's ranks
@@ -89,8 +88,8 @@ class LocalSgd(StepHook):
         return self._averaged(state)  # type: ignore[no-any-return]
 
     def _averaged(self, structure: Any) -> Any:
-        """Return a copy of a structure of tensors, with those that may differ averaged over the ranks; every rank must
-        call it.
+        """Return a copy of a structure of tensors, in which the tensors that may differ are averaged over the ranks;
+        every rank must call it.
         """
         copied = map_structure(lambda leaf: leaf.detach().clone() if _may_differ(leaf) else leaf, structure)
         found: list[torch.Tensor] = []
@@ -149,7 +148,9 @@ class LocalSgd(StepHook):
 
 
 def _may_differ(leaf: Any) -> bool:
-    """Say whether a leaf may differ between ranks: floating-point tensors may; integers are counts, equal on all."""
+    """Say whether a leaf may differ between ranks. Floating-point tensors may; integers are counters, equal on all
+    ranks.
+    """
     return hasattr(leaf, "data_ptr") and (leaf.is_floating_point() or leaf.is_complex())
 
 

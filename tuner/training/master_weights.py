@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 class MasterWeights(StepHook):
-    """Hook that pairs every trainable 16-bit parameter with an FP32 master; other parameters (FP32, complex) are their
-    own master.
+    """Hook that pairs every trainable 16-bit parameter with an FP32 master. Other parameters (FP32, complex) are their
+    own masters.
     """
 
     def __init__(self, named_parameters: Named) -> None:
@@ -48,7 +48,7 @@ class MasterWeights(StepHook):
         return list(zip(self._names, self._masters, strict=True))
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
-        """Refuse an optimizer that holds the model's 16-bit parameters themselves.
+        """Refuse an optimizer that holds the 16-bit parameters of the model instead of the masters.
 
         Raises:
             WorkloadRejectedError: It was not built from what `Workload.optimizer` is given.
@@ -105,7 +105,9 @@ class MasterWeights(StepHook):
                 torch._foreach_copy_([master for _, master in self._pairs], [p for p, _ in self._pairs])
 
     def state(self, state: dict[str, torch.Tensor], model: torch.nn.Module) -> dict[str, torch.Tensor]:
-        """Return the model's state with FP32 values under all of the parameters' names; a tied weight has several."""
+        """Return the model's state with FP32 values under all names of the parameters; a tied weight has several
+        names.
+        """
         values = {id(parameter): master.detach() for parameter, master in self._pairs}
         named = model.named_parameters(remove_duplicate=False)
         return {**state, **{name: values[id(parameter)] for name, parameter in named if id(parameter) in values}}

@@ -95,7 +95,7 @@ def _with_algorithm(workload: Workload, named: NamedParameters, plan: Plan) -> t
 
 
 def check_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float], scheduler: Any) -> None:
-    """Refuse a scheduler that sets learning rates regardless of the plan's change to them.
+    """Refuse a scheduler that sets learning rates without regard to the plan's change of them.
 
     Args:
         rates: Rate of each group before the scheduler was created, which stores it as `initial_lr`.
@@ -191,7 +191,7 @@ def _lay_out_loaded(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]
 
 
 def _lay_out_gradients(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Convert gradients to their parameters' layouts, after a user's own step has computed them."""
+    """Convert gradients to their parameters' layouts, after a step defined by the workload has computed them."""
     for parameter in (p for group in optimizer.param_groups for p in group["params"]):
         if parameter.grad is not None:
             parameter.grad = laid_out_like(parameter.grad, parameter)

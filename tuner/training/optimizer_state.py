@@ -14,7 +14,7 @@ IMPLEMENTATION = ("foreach", "fused", "capturable")
 
 
 def implementation_flags(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those options of a group that select an implementation."""
+    """Return a group's options that select an implementation."""
     return {name: group[name] for name in IMPLEMENTATION if name in group}
 
 

@@ -21,8 +21,8 @@ from torch import nn
 
 SMALL = 8
 MOST_PADDING = 1 / 8
-"""Maximum padding as a share of the size, for multiples larger than `SMALL`: 1,000 classes become 1,024, but 65 become
-72 and not 128.
+"""Maximum padding as a share of the size, for multiples above `SMALL`: 1,000 classes become 1,024, but 65 become 72 and
+not 128.
 """
 
 
@@ -54,7 +54,9 @@ class PaddedLinear(nn.Linear):
 
 
 def unaligned_linears(model: nn.Module, multiple: int) -> list[nn.Linear]:
-    """Return the linear layers whose sizes would be padded; subclasses, whose computation may differ, are left out."""
+    """Return the linear layers with sizes that would be padded; leave out subclasses, because their computation may
+    differ.
+    """
     return [module for module in model.modules() if type(module) is nn.Linear and _changes(module, multiple)]
 
 

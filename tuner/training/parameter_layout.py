@@ -37,7 +37,9 @@ class ParameterLayout:
     # --- gradients ----------------------------------------------------------------------------
 
     def waiting(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return a context for a micro-batch whose gradients are reduced together with those of the last one."""
+        """Return a context for a micro-batch that is not the last: its gradients are reduced together with the last
+        one's.
+        """
         return model.no_sync() if hasattr(model, "no_sync") else nullcontext()  # type: ignore[operator]
 
     def finish_gradients(self, parameters: Parameters) -> None:
@@ -74,7 +76,7 @@ class ParameterLayout:
     # --- state --------------------------------------------------------------------------------
 
     def whole(self, value: Any) -> Any:
-        """Return a structure of tensors with every tensor whole."""
+        """Return a structure of tensors in which every tensor is whole."""
         return value
 
     def state(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Plan of one candidate: the requests of its strategies, by stage of `assemble`.
+"""Plan of one candidate: what its strategies request, by stage of `assemble`.
 
 A strategy never wraps anything itself. It adds to the stage it needs, and `assemble` carries the
 stages out in one fixed order. Stages that can be done only once (optimizer, step, wrap, loader)
@@ -89,7 +89,7 @@ class BatchArguments:
     factor: int = 1
     """Number of the user's batches that are merged into one."""
     pool_batches: int = 0
-    """Number of batches in a pool, whose samples are sorted by length together; 0 sorts nothing."""
+    """Number of batches in a pool; the samples of a pool are sorted by length together. With 0, nothing is sorted."""
 
     @property
     def is_plain(self) -> bool:
@@ -98,7 +98,7 @@ class BatchArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class CompressionArguments:
-    """Arguments of gradient compression, named as in the strategy `gradient_compression`."""
+    """Arguments of gradient compression, with the names of the strategy `gradient_compression`."""
 
     method: str
     rank: int
@@ -108,7 +108,7 @@ class CompressionArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSgdArguments:
-    """Arguments of rounds in which ranks step alone, named as in the strategy `local_sgd`."""
+    """Arguments of the rounds in which ranks step alone, with the names of the strategy `local_sgd`."""
 
     every: int
     warm_up_steps: int
@@ -117,7 +117,7 @@ class LocalSgdArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardingArguments:
-    """Arguments of sharding the model across ranks, named as in the strategy `sharding`."""
+    """Arguments of sharding the model across ranks, with the names of the strategy `sharding`."""
 
     mode: str
     wrap: str
@@ -129,14 +129,16 @@ class ShardingArguments:
     cpu_offload: bool = False
     """True if parts of parameters, gradients and optimizer states are in CPU memory, where the update runs."""
     ignored: str | None = None
-    """Modules left out of sharding: with "norms", those that keep FP32 at O2 are whole on every rank."""
+    """Modules left out of sharding: with "norms", modules that keep FP32 at O2 are whole on every rank."""
     reduce_each: bool = True
-    """True if every micro-batch's gradients are reduced; else the sum of all micro-batches is reduced once."""
+    """True if gradients are reduced after every micro-batch; otherwise their sum over all micro-batches is reduced
+    once.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeshArguments:
-    """Arguments of sharding one model over several ranks, named as in the strategy `parallel_mesh`."""
+    """Arguments of sharding one model over several ranks, with the names of the strategy `parallel_mesh`."""
 
     pipeline: int = 1
     tensor: int = 1

@@ -98,7 +98,7 @@ class PrefetchingLoader:
 
 
 class PrefetchingIterator:
-    """Iterator over one pass of a loader, one batch ahead. Other attributes are those of the loader's iterator.
+    """Iterator over one pass of a loader, one batch ahead. It offers all other attributes of the loader's iterator.
 
     Attributes:
         host: The batch given out last, as the loader made it, to count its samples without waiting for the device.

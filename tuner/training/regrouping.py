@@ -76,7 +76,7 @@ def deal(batch: Sequence[int], length: LengthOf, num_ranks: int) -> Indices:
 def regroup(
     batches: Sequence[Sequence[int]], arguments: BatchArguments, length: LengthOf, num_ranks: int, seed: int
 ) -> list[Indices]:
-    """Merge and balance a finite sequence of batches; batches that do not fill a merged one are left out."""
+    """Merge and balance a finite sequence of batches; leave out batches that do not fill a merged one."""
     merged = list(merge(batches, arguments.factor, keep_rest=False))
     pool = arguments.pool_batches
     if not pool:
@@ -99,7 +99,7 @@ def padding_share(batches: Iterable[Sequence[int]], length: LengthOf, num_ranks:
 
 
 class MergedBatches:
-    """Batch sampler that merges several batches of the user's into one."""
+    """Batch sampler that merges several of the user's batches into one."""
 
     def __init__(self, batch_sampler: Any, factor: int, *, keep_rest: bool) -> None:
         self._batch_sampler = batch_sampler
@@ -119,7 +119,7 @@ class MergedBatches:
 
 
 class BalancedBatches:
-    """Batch sampler that groups samples of similar length from a map-style dataset; rank r of n gets its part of each
+    """Batch sampler that groups samples of similar length from a map-style dataset. Rank r of n gets one part of each
     batch.
 
     Every index comes once an epoch, as the workload's own sampling gives it; without `drop_last` the last batch is
@@ -165,7 +165,9 @@ class BalancedBatches:
         return count // size if self._workload.drop_last else -(-count // size)
 
     def first_pool(self) -> tuple[list[Indices], list[Indices]]:
-        """Return the first epoch's first pool of batches twice: regrouped, and as the workload's sampling groups it."""
+        """Return the batches of the first epoch's first pool: first as regrouped, then as the workload's sampling
+        groups them.
+        """
         count = self._arguments.pool_batches
         return list(islice(self.global_batches(0), count)), list(islice(self.unsorted_batches(0), count))
 
@@ -178,7 +180,7 @@ class BalancedBatches:
             number += 1
 
     def unsorted_batches(self, epoch: int) -> Iterator[Indices]:
-        """Yield the same samples in batches as the workload's own sampling groups them."""
+        """Yield the same samples, in the batches of the workload's own sampling."""
         indices = self._indices(epoch)
         while batch := list(islice(indices, self._batch_size)):
             if len(batch) == self._batch_size:

@@ -1,4 +1,4 @@
-"""ReLU and max pooling that keep only what their backward pass needs: a bit per element, and a byte per window.
+"""ReLU and max pooling that keep only what their backward pass needs: one bit per element, or one byte per window.
 
 Autograd keeps a ReLU's output, of which only the sign is needed, and a pooling's input (needed for its shape) and
 64-bit indices, of which only the place within the window is needed. Bit for bit the gradients of torch's own.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 MAX_WINDOW = 256
-"""Maximum number of positions within a window: a byte distinguishes them."""
+"""Maximum number of positions in a window, because a position is stored in one byte."""
 
 Counting = Callable[[int, int], None]
 Noting = Callable[["torch.Tensor"], None]
@@ -107,7 +107,7 @@ class Window:
         return row.mul_(self.kernel[1]).add_(column).to(torch.uint8)
 
     def indices(self, places: torch.Tensor, width: int) -> torch.Tensor:
-        """Convert positions within the window back to indices into the plane."""
+        """Convert positions within the window back to indices in the plane."""
         narrow = places.int()
         top, left = self._corners(narrow)
         column = (narrow % self.kernel[1]).mul_(self.dilation[1]).add_(left)

@@ -30,7 +30,7 @@ LOSSLESS = (RELU_MASK, RELU_SPARSE)
 
 @dataclass
 class Count:
-    """Bytes of one forward pass: of the tensors before encoding, and of the encodings that are kept."""
+    """Bytes of the tensors saved in one forward pass: before encoding, and as kept."""
 
     bytes_in: int = 0
     bytes_kept: int = 0

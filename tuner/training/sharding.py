@@ -89,7 +89,7 @@ def units_of(model: torch.nn.Module, workload: Workload, sharding: ShardingArgum
 
 
 def sizes_of_units(model: torch.nn.Module, workload: Workload, wrap: str, min_num_params: int) -> tuple[int, int]:
-    """Return the number of elements in the largest unit and in the root alone. A tied parameter counts for its first
+    """Return the number of elements in the largest unit and in the root alone. A tied parameter belongs to its first
     unit.
     """
     taken: set[int] = set()
@@ -152,8 +152,8 @@ def _mesh(sharding: ShardingArguments, device: torch.device) -> DeviceMesh:
 
 
 def _check_reduces_on_cpu() -> None:
-    """Refuse CPU offload if the process group has no CPU collectives, which norms and whole values of parts in CPU
-    memory need.
+    """Refuse CPU offload if the process group has no CPU collectives: norms, and gathering of parts in CPU memory, need
+    them.
 
     Raises:
         UnsupportedError: The process group has no CPU collectives.
@@ -169,7 +169,7 @@ def _check_reduces_on_cpu() -> None:
 
 
 def _prefetch(units: list[torch.nn.Module], way: str, depth: int) -> None:
-    """Make each unit gather `depth` units ahead, in the order of use; FSDP itself gathers one ahead."""
+    """Make each unit gather the next `depth` units, in the order of use; by default FSDP gathers one."""
     if depth == 1:
         return
     for place, unit in enumerate(units):
@@ -222,7 +222,7 @@ def reduction_factor(model: torch.nn.Module) -> float:
 
 @contextmanager
 def unreduced(model: torch.nn.Module) -> Iterator[None]:
-    """Keep the gradients of backward passes inside the context on each rank, whole and unreduced, and accumulate them
+    """Keep each rank's gradients whole and unreduced in backward passes inside the context, and accumulate them
     there.
     """
     sharded: Any = model
@@ -234,7 +234,7 @@ def unreduced(model: torch.nn.Module) -> Iterator[None]:
 
 
 def gathered_dtypes(model: torch.nn.Module) -> dict[int, torch.dtype]:
-    """Return the dtype in which each sharded parameter's unit computes with it, by the parameter's identity."""
+    """Return the dtype in which each sharded parameter is used for computation, by the parameter's identity."""
     from torch.distributed.fsdp import FSDPModule
 
     found: dict[int, torch.dtype] = {}
@@ -250,7 +250,7 @@ def gathered_dtypes(model: torch.nn.Module) -> dict[int, torch.dtype]:
 
 
 def whole(value: Any) -> Any:
-    """Return a structure of tensors with the sharded ones gathered; every rank must call it."""
+    """Return a structure of tensors in which sharded tensors are gathered; every rank must call it."""
     return map_structure(lambda leaf: leaf.full_tensor() if hasattr(leaf, "full_tensor") else leaf, value)
 
 

@@ -28,7 +28,7 @@ class StepHook:
     has_clipped: bool = False
 
     def updated(self, named: Named) -> Named:
-        """Return the parameters that the optimizer updates instead of these, under the same names."""
+        """Return the parameters that the optimizer updates in place of the given ones, under the same names."""
         return named
 
     # --- one step -----------------------------------------------------------------------------

@@ -1,4 +1,6 @@
-"""Interface of runners of a job's step: launched by the host, recorded, or as a pipeline. The job names none."""
+"""Interface of the runners of a job's step: launched by the host, recorded, or in a pipeline. The job knows only this
+interface.
+"""
 
 from __future__ import annotations
 
@@ -34,4 +36,4 @@ class StepRunner(Protocol):
 
     @property
     def skipped_steps(self) -> int:
-        """Number of updates skipped without the job's knowledge. Reading it waits for the device."""
+        """Number of skipped updates that the job does not know of. Reading it waits for the device."""

@@ -131,7 +131,9 @@ def _set_device_generator(device: torch.device, state: torch.Tensor) -> None:
 
 
 def _host_generators(device: torch.device) -> dict[str, Any]:
-    """Return the states of the generators that a graph does not track. On a CPU, torch's generator is the device's."""
+    """Return the states of the generators that a graph does not track. On a CPU, a graph tracks torch's own
+    generator.
+    """
     import torch
 
     states: dict[str, Any] = {"Python's random": random.getstate()}

@@ -91,7 +91,7 @@ def map_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 
 def _view(mapping: mmap.mmap, start: int, entry: _Entry) -> torch.Tensor:
-    """Return a tensor over its part of the mapping, with a separate storage: torch.compile treats tensors that share a
+    """Return a tensor over its part of the mapping, with a separate storage. Torch.compile treats tensors that share a
     storage as aliases.
     """
     import torch

@@ -87,7 +87,7 @@ def _layout_of(plan: Plan) -> ParameterLayout:
 
 
 def _scheduler(optimizer: torch.optim.Optimizer, workload: Workload, plan: Plan) -> Any:
-    """Build the scheduler; where the plan has changed the learning rates, refuse one that ignores the change."""
+    """Build the scheduler. If the plan has changed the learning rates, refuse a scheduler that ignores the change."""
     if plan.optimizer.rate_factor == 1.0 and plan.optimizer.algorithm not in workload.learning_rates:
         return workload.scheduler(optimizer)
     rates = [float(group["lr"]) for group in optimizer.param_groups]
@@ -97,7 +97,7 @@ def _scheduler(optimizer: torch.optim.Optimizer, workload: Workload, plan: Plan)
 
 
 def _check_step(subject: Any, when: str) -> None:
-    """Refuse an optimizer or a scheduler, if there is one, whose `step` needs arguments.
+    """Refuse an optimizer, or a scheduler if there is one, with a `step` that needs arguments.
 
     Torch's schedulers wrap the optimizer's `step`, which then shows `self`.
     """

@@ -1,4 +1,4 @@
-"""DDP averaging of 16-bit gradients with FP32 sums, so that O2 on several ranks loses no more precision than on one.
+"""FP32 sums in DDP's averaging of 16-bit gradients, so that O2 loses no more precision on several ranks than on one.
 
 DDP by itself adds up gradients in their own format, so that the sum over many ranks loses what 16 bits do not hold.
 Between two ranks it does not: their sum is rounded once, to the format that it is kept in, whatever adds it up.

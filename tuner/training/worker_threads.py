@@ -1,4 +1,4 @@
-"""Threads that torch's operators run on, as the operating system sees them.
+"""Threads on which torch's operators run, as the operating system reports them.
 
 A pool's size and binding, as torch reports them, are only what was requested and prove nothing.
 
@@ -14,7 +14,7 @@ from typing import NamedTuple
 TASKS = Path("/proc/self/task")
 SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 ELEMENTS = 1 << 21
-"""Number of elements that the test operator computes: enough for every thread of a pool to get a part."""
+"""Number of elements that the test operator computes: enough to give a part to every thread of a pool."""
 LONG_ENOUGH_NS = 30_000_000
 """Minimum time of the busiest thread, in nanoseconds: the system accounts a thread's time at ticks of up to 10 ms, or
 when it stops.
@@ -22,7 +22,7 @@ when it stops.
 LIMIT_S = 2.0
 REPEATS, SETTLE_S = 20, 0.005
 TAKES_PART = 0.1
-"""Minimum time, as a share of the busiest thread's, at which a thread counts as taking part."""
+"""Minimum time of a thread that takes part, as a share of the busiest thread's time."""
 
 
 class WorkerThread(NamedTuple):

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from steptune.tuner.trace_records import Lane, RankAnalysis, Timeline, TraceAnalysis
 
 MAX_LINE_BYTES = 4 << 20
-"""Maximum bytes of a line: more than a rank without its lanes takes, and more than a lane takes."""
+"""Maximum bytes of a line: more than one lane takes, and more than a rank without its lanes takes."""
 MAX_TIMELINE_BYTES = 64 << 20
 """Maximum bytes of a timelines file: enough for more than 200 devices at 0.25 MB each."""
 MAX_ANALYSIS_BYTES = 16 << 20

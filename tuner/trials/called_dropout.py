@@ -1,4 +1,4 @@
-"""Observation of direct calls of `dropout` outside dropout modules; each call is named after its module."""
+"""Observation of direct calls of `dropout` outside dropout modules; each call is named after the calling module."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Look = Callable[[str, Any, Any], None]
 
 
 class CalledDropout(TorchFunctionMode):
-    """Observer of every direct call of `dropout` while active; a call is named by its position among its module's
-    calls.
+    """Observer of every direct call of `dropout` while active. A call is named by its position among the calls of its
+    module.
 
     Positions are distinguished because a batch in parts, or a forward pass that is partly recomputed,
     makes some calls weigh more than others. Compiled code is one class of modes, and is left alone.

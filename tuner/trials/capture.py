@@ -32,7 +32,7 @@ def num_profiled_steps(step_time_ns: int) -> int:
 
 
 def _export(recorder: Any, path: Path) -> None:
-    """Write a trace and check it: a profiler that fails raises no error, but leaves no file, an empty one, or part of
+    """Write a trace and check it. A profiler that fails raises no error, but leaves no file, an empty one, or part of
     one.
 
     Raises:
@@ -59,7 +59,7 @@ def _is_whole(path: Path) -> bool:
 
 @contextmanager
 def _collections_marked() -> Iterator[None]:
-    """Record garbage collections as annotations: nothing else in a trace distinguishes them from a sleep or a loop.
+    """Record garbage collections as annotations; otherwise a trace does not distinguish them from a sleep or a loop.
 
     Collections of the youngest generation are left out: they are short and frequent.
     """

@@ -1,4 +1,4 @@
-"""The parent's end of a trial server."""
+"""Connection to a trial server, on the side of the parent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TAIL_BYTES = 8192
 
 
 class ServerConnection:
-    """Trial server that is started in a given interpreter, and the connection to it.
+    """Trial server started in a given interpreter, with the connection to it.
 
     Args:
         python: The user's interpreter.
@@ -179,7 +179,7 @@ def server_environment(sandbox: Sandbox, scratch: Path) -> dict[str, str]:
 
 
 def _tail(path: Path, lines: int = 8) -> str:
-    """Return the last lines of a log. A link that user code put in its place is not followed."""
+    """Return the last lines of a log. If user code replaced the log by a link, do not follow the link."""
     with contextlib.suppress(OSError), open_below(path.parent.parent, path) as log:
         log.seek(max(0, os.fstat(log.fileno()).st_size - TAIL_BYTES))
         return "\n".join(log.read(TAIL_BYTES).decode("utf-8", "replace").splitlines()[-lines:])
@@ -187,5 +187,7 @@ def _tail(path: Path, lines: int = 8) -> str:
 
 
 def default_start_method() -> str:
-    """Return "fork" on Linux, else "spawn": elsewhere a process that has torch loaded cannot be forked safely."""
+    """Return "fork" on Linux, else "spawn": on other systems, a process that has loaded torch cannot be forked
+    safely.
+    """
     return "fork" if sys.platform == "linux" else "spawn"

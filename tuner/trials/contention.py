@@ -17,7 +17,9 @@ TICKS_OF_ERROR = 3
 
 @dataclass(frozen=True, kw_only=True)
 class CpuReading:
-    """CPU seconds on the cores that this process may use: those of all processes, and those of its own session."""
+    """Two counters of CPU seconds on the cores that this process may use: by all processes, and by this process's
+    session.
+    """
 
     busy_s: float
     own_s: float

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 GROUP_TIMEOUT = timedelta(hours=1)
-"""Timeout of the process groups, longer than any phase: the parent ends a rank that hangs at the phase's deadline,
-whereas NCCL's watchdog would abort the process, which looks like a crash.
+"""Timeout of the process groups, longer than any phase. At the phase's deadline the parent ends a rank that hangs;
+NCCL's watchdog would abort the process instead, which looks like a crash.
 """
 
 
@@ -94,7 +94,7 @@ class Coordinator:
         return self._reduced(values, "sum")
 
     def most(self, values: Sequence[float]) -> list[float]:
-        """Return the maximum of each value over the ranks; waits for all ranks."""
+        """Return the maximum of each value over the ranks, after waiting for all ranks."""
         return self._reduced(values, "max")
 
     def _reduced(self, values: Sequence[float], operation: str) -> list[float]:
@@ -108,7 +108,7 @@ class Coordinator:
         return [float(value) for value in reduced.tolist()]
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the values of all ranks in rank order on rank 0; an empty list on the others."""
+        """Return the values of all ranks, in rank order, on rank 0; return an empty list on the others."""
         if self.group is None:
             return [value]
         import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""State of a device before and after a window, and whether the window counts.
+"""State of a device before and after a window, and the decision whether the window is valid.
 
 A window is void if the device was slowed down by heat, by the hardware's own protection or power brake, or by another
 power limit than in the trial's first window, or if it was shared with others. Effects of the work itself do not void
@@ -25,8 +25,8 @@ LIMITS: dict[int, str] = {
     0x80: "hardware power brake",
     0x100: "display clock",
 }
-"""Names of the limits on the clocks, by bit of NVML's clocks event reasons; the bit for an idle device (0x1) is left
-out, as it means nothing at a window's edge.
+"""Names of the limits on the clocks, by bit of NVML's clocks event reasons. The bit for an idle device (0x1) is left
+out, because at a window's edge it means nothing.
 """
 HARMFUL = frozenset(
     {"hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "hardware power brake"}
@@ -79,7 +79,7 @@ def limits_of(reasons: int) -> tuple[str, ...]:
 
 
 def reading_between(before: DeviceState, after: DeviceState, own: frozenset[int]) -> DeviceReading:
-    """Return the reading of a window from the states before and after it.
+    """Return the reading of a window, from the device's states before and after it.
 
     Args:
         own: Process ids of the study.
@@ -99,7 +99,7 @@ def reading_between(before: DeviceState, after: DeviceState, own: frozenset[int]
 
 
 def why_void(reading: DeviceReading, first_power_limit_w: float | None) -> str | None:
-    """Return the reason for which a window does not count, or None.
+    """Return the reason why a window is void, or None.
 
     Args:
         first_power_limit_w: Power limit in the trial's first window.
@@ -126,7 +126,8 @@ def _difference(before: int | None, after: int | None) -> int | None:
 
 
 def _foreign_share(before: DeviceState, after: DeviceState, own: frozenset[int]) -> float | None:
-    """Return the share of the window that other processes used, each by the mean of its samples; None without samples.
+    """Return the share of the window in which other processes used the device, from the mean of each one's samples;
+    None without samples.
 
     The driver samples each process at different times, so that one that ended within the window counts in full.
     """

@@ -49,7 +49,7 @@ class DeviceLook(Protocol):
 
 
 class DeviceWatch:
-    """Check of one trial's windows, which decides by the state of the device whether they count.
+    """Check of one trial's windows: the state of the device decides whether a window is valid.
 
     Args:
         look: Reader of the device; None on a CPU, and where the device cannot be read.
@@ -73,7 +73,7 @@ class DeviceWatch:
         self._before = self._look.look() if self._look else None
 
     def end(self) -> tuple[DeviceReading | None, str | None]:
-        """End a window; return its reading, and the reason why the window does not count, or None if it counts."""
+        """End a window; return its reading, and the reason why the window is void, or None if it is valid."""
         if self._look is None or self._before is None:
             return None, None
         after = self._look.look(self._before.at_us)
@@ -84,7 +84,9 @@ class DeviceWatch:
 
 
 def watch_device(device: torch.device) -> DeviceWatch:
-    """Return a watch of this rank's device. On a CPU it reads nothing: `contention` reads the processor's counters."""
+    """Return a watch of this rank's device. On a CPU it reads nothing, because `contention` reads the processor's
+    counters.
+    """
     if device.type != "cuda":
         return DeviceWatch()
     try:
@@ -138,8 +140,8 @@ class NvmlLook:
         )
 
     def own_processes(self) -> frozenset[int]:
-        """Return the ids of all descendants of the process that started this rank's trial server: the trials that take
-        turns with this one are among them.
+        """Return the ids of the processes below the parent of this rank's trial server. They include the trials that
+        take turns with this one.
         """
         try:
             server = psutil.Process(os.getppid())
@@ -175,7 +177,9 @@ class NvmlLook:
         )
 
     def _is_seen(self) -> bool:
-        """Say whether the driver and this process number processes alike; in a separate PID namespace they do not."""
+        """Say whether the driver and this process use the same process ids, which is not so in a separate PID
+        namespace.
+        """
         what = "use by other processes"
         running = self._asked(what, lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle))
         if running is None:

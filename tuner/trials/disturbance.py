@@ -1,4 +1,5 @@
-"""Disturbance of a reference run by an arithmetic's rounding errors, to measure how rounding affects this model.
+"""Disturbance of a reference run by the rounding errors of an arithmetic, to measure the effect of rounding on this
+model.
 
 Parameters alone do not show it: where a gradient is zero by symmetry (the bias of attention's keys, say),
 disturbed parameters keep the symmetry and rounding breaks it, which an optimizer that normalises its
@@ -27,17 +28,17 @@ if TYPE_CHECKING:
 
 FP32_ROUNDOFF = 2.0**-24
 POWER_ROUNDOFFS = 4.0
-"""Maximum error of a power of beta computed on a device, in unit roundoffs. On a CPU it was 1.5 after five steps; the
-part from rounding beta itself grows with the steps.
+"""Maximum error of a power of beta computed on a device, in unit roundoffs. On a CPU it was 1.5 after five steps;
+rounding beta itself contributes a part that grows with the steps.
 """
 TOWARDS_NEIGHBOUR = 1.25
-"""Relative distance, in unit roundoffs, that rounds to a neighbouring number: between a half and one and a half of the
-spacing between two powers of two, also just below a power of two, where the spacing is half as large.
+"""Relative distance, in unit roundoffs, that rounds to a neighbouring number. It lies between a half and one and a half
+of the spacing between two powers of two, also just below a power of two, where the spacing is half as large.
 """
 PIECE = 1 << 22
 """Number of elements in each piece of a tensor that is disturbed."""
 SEEDS_OF_A_RANK = 2**16
-"""Distance between the seeds of ranks, larger than the number of seeds that a rank uses."""
+"""Distance between the seeds of two ranks: more than the number of seeds that one rank uses."""
 
 
 class Disturbance:
@@ -56,7 +57,7 @@ class Disturbance:
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def __call__(self, tensor: Any) -> Any:
-        """Return a disturbed copy of a floating-point tensor, whose gradient is disturbed by the same factors; return
+        """Return a disturbed copy of a floating-point tensor, with its gradient disturbed by the same factors; return
         anything else unchanged.
         """
         import torch
@@ -66,8 +67,8 @@ class Disturbance:
         return _disturbed().apply(tensor, self._steps(tensor.detach()))
 
     def _steps(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the relative change of each element, in a dtype that resolves 1 plus the change; computed in pieces to
-        limit memory.
+        """Return the relative change of each element, in a dtype that resolves (1 + change). It is computed in pieces
+        to limit memory.
         """
         import torch
 
@@ -94,8 +95,8 @@ class Disturbance:
         return torch.where(moves, step, 0.0)
 
     def of_rank(self, rank: int) -> Disturbance:
-        """Return the disturbance of outputs on a rank: parameters get the same disturbance on all ranks, outputs a
-        different one on each.
+        """Return the disturbance for the outputs on a rank. Outputs get a different one on each rank, parameters the
+        same on all ranks.
 
         Rank 0 continues with the generator that has disturbed the parameters.
         """
@@ -121,8 +122,8 @@ class Disturbance:
 
 @functools.cache
 def _disturbed() -> Any:
-    """Return an autograd function that multiplies by 1 plus the steps in a wider dtype and rounds once; the gradient
-    likewise.
+    """Return an autograd function that multiplies by (1 + step) in a wider dtype and rounds once; it treats the
+    gradient likewise.
     """
     import torch
 
@@ -175,7 +176,7 @@ def rounds_bias_corrections(optimizer: torch.optim.Optimizer) -> bool:
 
 @contextmanager
 def of_bias_corrections(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Scale every update while active, as if the powers of the betas had the maximum rounding error.
+    """Scale every update while active, as if the powers of the betas had their maximum rounding error.
 
     The optimizer must not have taken a step yet. Steps that are replayed as a graph are not disturbed.
     """
@@ -202,8 +203,8 @@ def of_bias_corrections(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 def _condition(betas: tuple[Any, Any], step: int) -> float:
-    """Return the relative error of the update over that of beta ** step; the update scales with sqrt(1 - beta2 ** step)
-    / (1 - beta1 ** step).
+    """Return the ratio of the update's relative error to that of beta ** step. The update scales with sqrt(1 - beta2 **
+    step) / (1 - beta1 ** step).
     """
     first, second = (float(beta) ** step / (1 - float(beta) ** step) for beta in betas)
     return first + second / 2

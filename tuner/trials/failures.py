@@ -1,4 +1,4 @@
-"""Classification of a failure by its exception or exit status, never by a log."""
+"""Classification of a failure by its exception or exit status; logs are not read."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from steptune.tuner.user_code import is_users, place_of
 
 _TIMED_OUT = ("timed out", "timeout")
 _LOST = ("connection", "broken pipe", "remote process", "communicator was aborted", "socket")
-"""Words in errors of process-group libraries about ranks that do not answer or are gone."""
+"""Words in errors of process-group libraries when ranks do not answer or are gone."""
 _GLOO_TIMEOUTS = frozenset({"Wait timeout", "Application timeout caused pair closure"})
-"""Messages of gloo where other ranks did not answer, and after a group has timed out."""
+"""Messages of gloo when other ranks did not answer, and after a group has timed out."""
 _GLOO = "gloo/transport/"
 """Path in gloo's connection errors, which have no exception class."""
 _TORCH_WRITER = ("PytorchStreamWriter failed writing", ". unexpected pos ")
@@ -32,8 +32,9 @@ EXTERNAL_SIGNALS = frozenset(
 )
 """Signals that users, schedulers and the kernel send; a program's own mistake does not cause them."""
 MAX_REPEATS, MAX_UNCLEAR_REPEATS = 2, 1
-"""Maximum number of repeats of a run that its environment ended, and of a run that may have ended through its own
-fault."""
+"""Maximum numbers of repeats: of a run that was ended by its environment, and of a run that may have failed by its own
+fault.
+"""
 
 _DEFAULT_COLLATE = "torch/utils/data/_utils/collate.py"
 _WORKER_TRACEBACK = "Original Traceback (most recent call last):"
@@ -125,7 +126,7 @@ def _of_others(error: BaseException) -> str:
 
 
 def _told(error: BaseException) -> str:
-    """Return the text of an exception with the line of the user's code that raised it."""
+    """Return the text of an exception, and the line of the user's code that raised it."""
     name, text = type(error).__name__, str(error).strip()
     if _WORKER_TRACEBACK in text:  # torch hands on what a loader worker raised as the text of its traceback
         where, _, told = text.partition(_WORKER_TRACEBACK)
@@ -149,14 +150,14 @@ def _told(error: BaseException) -> str:
 
 
 def _by_default_collate(error: BaseException) -> bool:
-    """Say whether PyTorch's default collation of samples raised an exception, here or in a loader worker."""
+    """Say whether an exception was raised by PyTorch's default collation of samples, here or in a loader worker."""
     frames = traceback.extract_tb(error.__traceback__)
     return any(frame.filename.endswith(_DEFAULT_COLLATE) for frame in frames) or f'{_DEFAULT_COLLATE}"' in str(error)
 
 
 def _limit_of_memory(error: BaseException) -> str:
-    """Return the memory limit of this process that an allocation on the host exceeded, and the way out; empty
-    otherwise.
+    """Return which memory limit of this process an allocation on the host exceeded, and the way out; empty if none was
+    exceeded.
     """
     import resource
 

@@ -52,7 +52,7 @@ from steptune.tuner.training.plan import Plan
 
 BATCH = 32
 TRIAL_S = 5.0
-"""Reported duration of a trial in seconds, unless its windows are limited to less."""
+"""Reported duration of a trial in seconds, or less if the time of its windows is limited to less."""
 NUM_WINDOWS = 5
 PROFILE_NOISE_SD = 0.05
 
@@ -146,7 +146,7 @@ class Surface:
         return sum(self.step_ms(self.levels(candidate)).values())
 
     def best_ms(self) -> float:
-        """Return the shortest true step time of all candidates that fit into memory."""
+        """Return the shortest true step time among all candidates that fit into memory."""
         options = [range(len(effects) + 1) for _, effects in self.factors.values()]
         every = (dict(zip(self.factors, levels, strict=True)) for levels in itertools.product(*options))
         return min(sum(self.step_ms(levels).values()) for levels in every if self.fits(levels))
@@ -189,7 +189,7 @@ class FakeRunner:
         return fake_workload()
 
     def begin_reference(self, request: Any, longest_s: float) -> None:
-        """Do nothing: trials here take no time in which the reference could be made."""
+        """Do nothing: trials take no time here, so the reference cannot be made meanwhile."""
 
     def make_reference(self, request: Any, longest_s: float | None = None) -> None:
         levels = {name: int(request.choices[name]["level"]) for name in self.surface.factors}
@@ -218,8 +218,8 @@ class FakeRunner:
         return self._beside_each_other(results)
 
     def _beside_each_other(self, results: list[TrialResult]) -> list[TrialResult]:
-        """Mark the trials of a group that do not fit beside the earlier ones as out of memory. A trial left alone in
-        its group takes no windows.
+        """Mark trials of a group as out of memory if they do not fit beside the earlier ones. A trial left alone takes
+        no windows.
         """
         used_gb, left = 0.0, []
         for result in results:
@@ -272,7 +272,7 @@ class FakeRunner:
         )
 
     def _breakdown(self, times_ms: Mapping[Category, float], factor: float) -> Breakdown:
-        """Return the true breakdown, with a profile's noise on every category."""
+        """Return the true breakdown, with the noise of a profile added to every category."""
         categories = dict.fromkeys((category.value for category in Category), 0)
         for category, value in times_ms.items():
             noise = math.exp(self._random.gauss(0, PROFILE_NOISE_SD))

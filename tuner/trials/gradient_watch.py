@@ -1,4 +1,4 @@
-"""Recording of gradients for their comparison, while guarded steps run in a rank."""
+"""Recording of gradients in a rank during guarded steps, for a later comparison."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def set_initial_state(job: TrainingJob, path: Path, disturb: Disturbance | None 
 
 
 def _change(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-    """Return the change of values; an element that remains NaN or the same infinity (as in a buffer with a mask) counts
-    as unchanged.
+    """Return the change of values; an element that remains NaN or the same infinity (as in a buffer with a mask) is
+    unchanged.
     """
     stayed = (before == after) | (before.isnan() & after.isnan())
     return (after - before).masked_fill(stayed, 0.0)
@@ -129,7 +129,7 @@ class GradientWatch:
             handle.remove()
 
     def _untrained(self) -> dict[str, torch.Tensor]:
-        """Return buffers, untrained parameters, and the number of gradients that a step left for the next one."""
+        """Return buffers, untrained parameters, and the number of gradients that a step has left in place."""
         trained = {id(p) for p in unwrapped(self.job.model).parameters() if p.requires_grad}
         untrained = {
             name: sampled(whole(tensor.detach()))
@@ -151,7 +151,7 @@ class GradientWatch:
         )
 
     def _left_over(self) -> torch.Tensor:
-        """Return the number of gradients that remain after a step; 0 for a recorded step, which overwrites its
+        """Return the number of gradients that remain after a step; 0 for a recorded step, which overwrites its own
         gradients.
         """
         import torch
@@ -171,12 +171,12 @@ class Compared:
     noise: dict[str, list[Noise]]
 
     def at(self, places: Sequence[int], unit_roundoff: float) -> Compared:
-        """Return some of the steps, with their noise at one roundoff."""
+        """Return some of the steps, with their noise at one unit roundoff."""
         noise = self.noise_at(unit_roundoff)
         return Compared(steps=[self.steps[k] for k in places], noise={unit_roundoff.hex(): [noise[k] for k in places]})
 
     def noise_at(self, unit_roundoff: float) -> list[Noise]:
-        """Return the noise measured at this roundoff, or at the next coarser measured one."""
+        """Return the noise measured at this roundoff; if there is none, at the next coarser roundoff."""
         measured = sorted((float.fromhex(key), noise) for key, noise in self.noise.items())
         return next((noise for roundoff, noise in measured if roundoff >= unit_roundoff), measured[-1][1])
 
@@ -220,7 +220,7 @@ class GradientReference:
         wide: Compared | None,
         scatter: Scatter | None,
     ) -> GradientReference:
-        """Build the reference from its runs: the first, a repetition, and those disturbed by each unit roundoff."""
+        """Build the reference from an undisturbed run, a repetition of it, and runs disturbed by each unit roundoff."""
 
         def compared(part: Callable[[GradientWatch], Sequence[Tensors]]) -> Compared:
             noise = {
@@ -236,7 +236,7 @@ class GradientReference:
             return Compared(steps=part(reference), noise=noise)
 
         def weights_of(watch: GradientWatch) -> list[Tensors]:
-            """Return the weights after each step from which the next step continues."""
+            """Return the weights after each step, as long as the next step continues from them."""
             following = itertools.takewhile(lambda place: place not in exact, itertools.count(1))
             return [state.weights for state, _ in zip(watch.states, following, strict=False)]
 
@@ -258,8 +258,8 @@ class GradientReference:
         )
 
     def noise_of(self, watch: GradientWatch, unit_roundoff: float) -> list[Noise]:
-        """Return the noise of a candidate's gradients, scaled by its distance from the reference; valid only if the
-        candidate's updates are right.
+        """Return the noise of a candidate's gradients, scaled by its distance from the reference. It is valid only if
+        the candidate's updates are correct.
         """
         noise = self.gradients.noise_at(unit_roundoff)
         if not self.weights.steps:

@@ -1,4 +1,4 @@
-"""Group of trials that run at the same time and take turns in measured windows.
+"""Group of trials that run at the same time and take turns in measurement windows.
 
 Machines are shared and their speed drifts within seconds, so figures taken one after the other
 differ by more than the effects that are looked for. Trials of a group are started one after the other
@@ -49,8 +49,9 @@ from steptune.tuner.trials.messages import (
 )
 
 PATIENCE = 3
-"""Multiple of a window's maximum duration (taken as at least 1 s) after which a group without two counted rounds is
-ended."""
+"""Maximum time until two valid rounds, as a multiple of a window's maximum duration (taken as at least 1 s); then the
+group is ended.
+"""
 
 
 class Member:
@@ -85,7 +86,7 @@ class Member:
         return {w.round: w for w in self.windows}
 
     def count_all_windows(self) -> None:
-        """Make void windows count too; each keeps the reason as a mark."""
+        """Accept void windows as valid; each keeps the reason as a mark."""
         self.windows = [w if w.void is None else replace(w, void=None, marked=w.void) for w in self.windows]
 
     def take_in(self, message: FromRank) -> None:
@@ -206,7 +207,7 @@ class GroupRun:
                 return
 
     def _counted_rounds(self) -> list[int]:
-        """Return the rounds on a quiet machine if these are enough; else all rounds, unless only quiet ones may count:
+        """Return the rounds on a quiet machine, if they suffice or only they are accepted. Else return all rounds:
         trials that take turns are compared under the same load.
         """
         clean = self._rounds(clean=True)
@@ -219,14 +220,14 @@ class GroupRun:
         return sorted(set.intersection(*taken)) if taken else []
 
     def _num_steps(self, member: Member) -> int:
-        """Return the number of steps in a window of the intended duration: with equal durations both sides of a ratio
-        are equally precise.
+        """Return the number of steps in a window of the intended duration. Equal durations make both sides of a ratio
+        equally precise.
         """
         assert member.ready is not None
         return max(1, math.ceil(self._settings.window_s * 1e9 / max(1, member.ready.step_time_ns)))
 
     def _take_window(self, member: Member, number: int, num_steps: int, *, stride: int) -> None:
-        """Take one window. Windows of a round begin at the same batch, which no window of the last round contained."""
+        """Take one window. All windows of a round begin at the same batch, which was in no window of the last round."""
         assert member.ready is not None
         positions = member.ready.num_positions
         position = number * stride % positions if positions else -1
@@ -236,8 +237,8 @@ class GroupRun:
         self._request(member, command, WindowTaken)
 
     def _precise(self, rounds: Sequence[int]) -> bool:
-        """Say whether these rounds determine every ratio to the first trial (or the rate of a single trial) precisely
-        enough.
+        """Say whether these rounds determine, precisely enough, each trial's ratio to the first trial, or the rate of a
+        single trial.
         """
         first, *others = self.members
         if not others:
@@ -262,7 +263,7 @@ class GroupRun:
         self._await(member, answer)
 
     def _await(self, member: Member, answer: type[FromRank]) -> None:
-        """Process messages until the expected one has come or the job has ended."""
+        """Process messages until the expected message has come or the job has ended."""
         while (message := self._board.next_message(member.job)) is not None:
             member.take_in(message)
             if isinstance(message, answer):

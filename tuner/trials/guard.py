@@ -1,4 +1,4 @@
-"""Guard: the check that a candidate still is the same training.
+"""Guard: the check that a candidate does not change the training.
 
 Reference and candidate run one protocol from the shared initial state on stored batches, through the
 same step function that is measured:
@@ -81,11 +81,12 @@ UPDATE_DEVICES = ("cpu", "cuda")
 `benchmarks/guard_power.py` and `guard_device.py` reach less than half of the limit.
 """
 OWN_UPDATE_DEVICES = ("cpu",)
-"""Devices on which the check of a replayed update may reject a candidate whose step the workload defines."""
+"""Devices on which the check of a replayed update may reject a candidate, if the workload defines the step itself."""
 COARSE_GRADIENT_DEVICES = ("cpu",)
-"""Devices on which the check of 16-bit or TF32 gradients may reject a candidate, apart from differences that no
-rounding explains (a gradient that is not finite, or that only one training has). On an H100 correct changes of small
-trainings reach 0.73 of the limits, and those of GPT-2 in bfloat16 three times the limit on a tensor's size.
+"""Devices on which the check of 16-bit or TF32 gradients may reject a candidate. A difference that no rounding explains
+(a gradient that is not finite, or that only one training has) may be rejected on all of `GUARDED_DEVICES`. On an H100,
+correct changes of small trainings reach 0.73 of the limits, and correct changes of GPT-2 in bfloat16 reach three times
+the limit on a tensor's size.
 """
 OUTPUT_DEVICES = ("cpu",)
 """Devices on which the check of modules' 16-bit outputs may reject a candidate."""
@@ -108,8 +109,8 @@ def check_update(rules: Sequence[UpdateRule], watch: UpdateWatch, job: TrainingJ
 
 
 def check_between(moves: Moves, watch: UpdateWatch, device: torch.device) -> list[GuardCheck]:
-    """Check that parameters change between updates where they do so with today's settings, and nowhere else; return no
-    check where those change them and nothing differs, since what they do is not compared.
+    """Check that parameters change between updates exactly where they do so with today's settings. Return no check if
+    today's settings change them and nothing differs, because the changes themselves are not compared.
     """
     found = worst_between(watch.around, moves)
     if moves.ever and not found.name:
@@ -127,7 +128,7 @@ def check_gradients(
     has_twin: bool,
     has_right_updates: bool,
 ) -> list[GuardCheck]:
-    """Check that gradients, and other changes by a step, equal the reference's to within rounding.
+    """Check that gradients, and other changes that a step makes, equal the reference's to within rounding.
 
     Args:
         has_twin: Gradients are compared in FP32 as well.
@@ -160,7 +161,7 @@ def check_gradients(
 
 
 def devices_of(kind: str, score: Score, unit_roundoff: float) -> tuple[str, ...]:
-    """Return the devices on which a comparison of tensors rejects candidates."""
+    """Return the devices on which a comparison of tensors may reject candidates."""
     is_coarse = kind == "gradient" and unit_roundoff > FP32_ROUNDOFF and math.isfinite(score.ratio)
     return COARSE_GRADIENT_DEVICES if is_coarse else GUARDED_DEVICES
 
@@ -179,7 +180,9 @@ def check_twin(reference: GradientReference, watch: GradientWatch, device: torch
 
 
 def check_outputs(watch: OutputWatch, device: torch.device) -> list[GuardCheck]:
-    """Check that modules' outputs equal those in FP32 from the same inputs; return no check without 16-bit outputs."""
+    """Check that modules' 16-bit outputs equal FP32 outputs for the same inputs; return no check without 16-bit
+    outputs.
+    """
     found = worst_output(output for output in watch.outputs.values() if output is not None)
     if found is None:
         return []
@@ -187,7 +190,7 @@ def check_outputs(watch: OutputWatch, device: torch.device) -> list[GuardCheck]:
 
 
 def output_check(found: ModuleOutput, *, gates: bool) -> GuardCheck:
-    """Return the check of the output that deviates most."""
+    """Return the check of the module output with the largest deviation."""
     detail = (
         f"the output of {found.name} differs from the FP32 output for the same inputs by {found.difference:.2g} "
         f"unit roundoffs, and in size by {found.size:+.2g} unit roundoffs"
@@ -196,7 +199,7 @@ def output_check(found: ModuleOutput, *, gates: bool) -> GuardCheck:
 
 
 def check_averages(averages: Sequence[Average], watch: GradientWatch, device: torch.device) -> list[GuardCheck]:
-    """Check that buffers average weights by the reference's shares; return no check without averages."""
+    """Check that buffers that average weights use the reference's shares; return no check without such averages."""
     if not averages:
         return []
     found = worst_average(averages, watch.states)
@@ -211,7 +214,7 @@ def check_averages(averages: Sequence[Average], watch: GradientWatch, device: to
 def check_draws(
     reference: GradientReference, scatter: Scatter, watch: GradientWatch, *, unit_roundoff: float, device: torch.device
 ) -> list[GuardCheck]:
-    """Check that masks scatter gradients as much as the reference's do, and around the same mean."""
+    """Check that the masks spread the gradients as much as the reference's masks do, and around the same mean."""
     rounding = reference.gradients.noise_at(unit_roundoff)[0].residuals
     excess = excess_of_draws(scatter, watch.gradients, rounding)
     shift = shift_of_draws(scatter, watch.gradients, rounding)
@@ -237,7 +240,7 @@ def check_rates(masks: Mapping[str, ModuleMasks], watch: MaskWatch, device: torc
 def check_masks(
     scatter: Scatter, watch: GradientWatch, rounding: Mapping[str, float], device: torch.device
 ) -> GuardCheck:
-    """Check that masks scatter gradients as much as the reference's do.
+    """Check that the masks spread the gradients as much as the reference's masks do.
 
     Args:
         rounding: Norm of the rounding effect on each tensor at one step.
@@ -255,7 +258,9 @@ def _told_excess(excess: float, scatter: Scatter) -> str:
 
 
 def gated(name: str, kind: str, observed: float, limit: float, detail: str, gates: bool) -> GuardCheck:
-    """Return a check that rejects only on devices for which its limit was measured; on others it is only shown."""
+    """Return a check that rejects only on devices for which its limit was measured; on other devices it is only
+    reported.
+    """
     note = "" if gates or not detail else "; not enforced, because the limit was not measured on this device"
     passed = observed <= limit or not gates
     return GuardCheck(name=name, kind=kind, passed=passed, observed=observed, tolerance=limit, detail=detail + note)
@@ -428,7 +433,7 @@ class Judge:
         return [check_update((reference.rule, *reference.further_rules), watch, job), *between]
 
     def _have_right_updates(self, checks: Sequence[GuardCheck]) -> bool:
-        """Say whether nothing but right updates can have moved the candidate's weights away from the reference's."""
+        """Say whether only correct updates can have moved the candidate's weights away from the reference's."""
         are_moved = self.reference.moves is not None and bool(self.reference.moves.ever)
         return bool(checks) and not are_moved and all(check.observed <= check.tolerance for check in checks)
 
@@ -444,8 +449,8 @@ class Judge:
         return [check_masks(scatter, watch, before.residuals, device)]
 
     def _changes_precision(self, choices: Mapping[str, Choice], unit_roundoff: float) -> bool:
-        """Say whether a twin adds anything: where candidate and reference compute in FP32, gradients were compared in
-        FP32 already.
+        """Say whether a twin adds information: if candidate and reference compute in FP32, FP32 gradients were already
+        compared.
         """
         in_fp32 = is_in_fp32(choices) and is_in_fp32(self.reference.choices)
         return not in_fp32 or unit_roundoff > FP32_ROUNDOFF  # by TF32
@@ -453,7 +458,7 @@ class Judge:
     def _audited_twin(
         self, job: TrainingJob, choices: Mapping[str, Choice], batches: Sequence[Any]
     ) -> tuple[GradientWatch | None, str]:
-        """Audit the twin; return None and the reason where there is no twin or other settings need the candidate's
+        """Audit the twin. Return None and the reason if there is no twin, or if other settings need the candidate's
         precision.
         """
         rank, num_ranks = self._coordinator.rank, self._coordinator.num_ranks
@@ -538,7 +543,7 @@ def _stored_reference(files: StudyFiles) -> GuardReference:
 
 
 def needs_no_compilation(files: StudyFiles, spec: TrialSpec, device: torch.device) -> bool:
-    """Say whether a compiled candidate's steps without dropout can run uncompiled and still show as much.
+    """Say whether a compiled candidate's steps without dropout can run uncompiled without making the check weaker.
 
     With dropout off, a model is another graph, which is never measured but takes as long to compile. This is not needed
     if today's settings compile in the same way and the reference was made without compilation; the curve part runs
@@ -553,7 +558,9 @@ def needs_no_compilation(files: StudyFiles, spec: TrialSpec, device: torch.devic
 
 
 def _with_repetition(reference: GuardReference, seen: Tolerance) -> GuardReference:
-    """Widen the reference's tolerance to the deviation of another process's run of the same settings, if larger."""
+    """Widen the reference's tolerance to the deviation of another process's run of the same settings, if that is
+    larger.
+    """
     return msgspec.structs.replace(reference, repetition=widest([reference.repetition, seen]))
 
 

@@ -1,4 +1,4 @@
-"""Batches of the guard, regrouped as a candidate would make them.
+"""Batches of the guard, regrouped in the way in which a candidate regroups its own.
 
 A candidate with other batches trains, in the guard too, on the very samples of the reference: the stored batches are
 made of the first ones of the fixed order, and regrouped here as the plan says.
@@ -49,8 +49,8 @@ def merged_numbers(count: int, factor: int) -> list[list[int]]:
 
 
 def concatenated(batches: list[Any]) -> Any:
-    """Concatenate batches of one structure along their first dimension; tensors without a dimension come from the
-    first.
+    """Concatenate batches of one structure along their first dimension; take tensors without a dimension from the first
+    batch.
     """
     import torch
 
@@ -63,7 +63,9 @@ def concatenated(batches: list[Any]) -> Any:
 
 
 def check_samples(job: TrainingJob) -> GuardCheck | None:
-    """Check that the regrouped order holds each of the user's samples equally often; None for a plain order."""
+    """Check that the regrouped order contains each of the user's samples equally often; return None for a plain
+    order.
+    """
     order = getattr(job.loader, "batch_sampler", None)
     if job.plan.batches.is_plain or not isinstance(order, EndlessBatches):
         return None

@@ -110,8 +110,8 @@ def run_audits(
     restart: Callable[[], None],
     watch: GradientWatch | None,
 ) -> None:
-    """Run steps that each begin from the initial parameters, on the batches after those of the pointwise part and the
-    curve, regardless of a horizon's length.
+    """Run steps that each begin from the initial parameters. Their batches follow those of the pointwise part and the
+    curve, whatever the length of the horizon.
     """
     import torch
 
@@ -123,7 +123,7 @@ def run_audits(
 
 
 def seeds_of_draws(protocol: Protocol, *, of_reference: bool) -> range:
-    """Return the seeds of the steps that draw masks; candidates and reference have no seed in common."""
+    """Return the seeds of the steps that draw masks; a candidate shares none with the reference."""
     first = protocol.seed + 1
     if of_reference:
         return range(first, first + (NUM_REFERENCE_DRAWS if protocol.num_draws else 0))
@@ -166,8 +166,8 @@ class WatchedSteps:
         self.norms: list[float] = []
 
     def step(self, batch: Any, watches: Sequence[Watch]) -> None:
-        """Run one update; a step that the loss scaler skips is repeated on the same batch and from the same buffers, so
-        that curves stay aligned and statistics count it once.
+        """Run one update. Repeat a step that the loss scaler skips, on the same batch and from the same buffers, so
+        that curves stay aligned and statistics include it once.
         """
         import torch
 
@@ -207,7 +207,7 @@ class WatchedSteps:
 
 
 def kept_buffers(model: torch.nn.Module) -> Callable[[], None]:
-    """Return a function that resets the buffers to their present values, even if a forward pass has replaced the
+    """Return a function that resets the buffers to their present values, even if a forward pass replaces their
     tensors.
     """
     kept = [
@@ -268,7 +268,7 @@ def randomness_off(model: torch.nn.Module, randomness: str) -> Iterator[None]:
 
 
 def averaged(curve: Curve, coordinator: Coordinator) -> Curve:
-    """Average the losses over the ranks, each of which saw its part of the batch."""
+    """Average the losses over the ranks, each of which used its part of the batch."""
     if coordinator.num_ranks == 1:
         return curve
     import torch

@@ -43,7 +43,7 @@ from steptune.tuner.workloads.reference import parse_reference, source_digest
 
 RETRY_S = 1.0
 FIRST_PATIENCE_S = 300.0
-"""Time limit, in seconds, for the first connection: the first host may start later than this one."""
+"""Time limit, in seconds, for connecting to the first host, which may start later than this one."""
 
 
 class HostAgent:

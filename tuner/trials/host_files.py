@@ -1,4 +1,4 @@
-"""Transfer of a study's files between several hosts, which need no common file system.
+"""Transfer of a study's files between hosts that have no common file system.
 
 The driver sends what its ranks share (`StudyFiles`) before a job begins, as far as it has changed; a host sends back
 the output and the traces of its ranks once they have ended.
@@ -17,15 +17,14 @@ from steptune.tuner.trials.host_link import CHUNK_BYTES, Put
 from steptune.tuner.trials.study_files import StudyFiles
 
 OF_ONE_HOST = ("logs", "trials", "compile_cache", "compiler_headers")
-"""Folders whose files no other host's ranks read."""
+"""Folders with files that no other host's ranks read."""
 MAX_LOG_BYTES = 16 << 20
-"""Maximum bytes that a host sends of a job's log, taken from the log's end."""
+"""Maximum bytes of a job's log that a host sends; they are taken from the log's end."""
 Version = tuple[int, int]
 
 
 def changed(directory: Path, sent: dict[str, Version]) -> Iterator[Put]:
-    """Yield the files that another host lacks, and record in `sent` that it has them. Only links to files in the
-    directory are followed.
+    """Yield the files that another host lacks, and record them in `sent`. Follow links only to files in the directory.
 
     Raises:
         RunnerError: A link leads elsewhere, or to a folder.
@@ -93,7 +92,7 @@ def parts(path: Path, name: str, last_bytes: int | None = None) -> Iterator[Put]
 
 
 def of_job(files: StudyFiles, job: str, log: str) -> Iterator[tuple[Path, Iterator[Put]]]:
-    """Yield the files that the ranks of a job left on this host, each with its parts."""
+    """Yield the files that the ranks of a job left on this host; each comes with its parts."""
     path = files.logs / log
     if log and path.is_file():
         yield path, parts(path, f"logs/{log}", MAX_LOG_BYTES)
@@ -104,7 +103,7 @@ def of_job(files: StudyFiles, job: str, log: str) -> Iterator[tuple[Path, Iterat
 
 
 def place_of(directory: Path, name: str, folders: tuple[str, ...] = ()) -> Path:
-    """Return the path of a file that another host sends.
+    """Return the local path for a file that another host sends.
 
     Raises:
         RunnerError: The path is outside of the study's directory, or of the folders.

@@ -1,4 +1,4 @@
-"""Driver's side of a study on several hosts: one trial server per host, which together act as one.
+"""The driver's side of a study on several hosts: each host has a trial server, and together they act as one.
 
 `SpreadServer` stands where the connection to a single server does: a job that it is given is started on all hosts,
 with as many ranks on each, and has ended when it has ended on all. Nothing above the runner knows of hosts.
@@ -56,7 +56,7 @@ from steptune.tuner.workloads.reference import parse_reference, source_digest
 
 ANSWER_S = 10.0
 GATHER_S = 300.0
-"""Maximum time between the starts of two hosts, in seconds."""
+"""Maximum time, in seconds, between the starts of the first and the last host."""
 HELLO_S = 10.0
 """Maximum time, in seconds, in which a new connection must prove that it knows the secret."""
 MAX_STRANGERS = 64
@@ -95,7 +95,7 @@ class Host:
         self._poll.register(self._waiting, select.EPOLLIN)
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable while messages wait, including those that arrived while this end was
+        """Return a descriptor that is readable while messages wait, including messages that arrived while this end was
         sending.
         """
         return self._poll.fileno()
@@ -109,7 +109,7 @@ class Host:
             os.eventfd_write(self._waiting, 1)
 
     def send_files(self, directory: Path) -> None:
-        """Send those of the study's files that the host lacks."""
+        """Send the study's files that the host lacks."""
         for part in changed(directory, self._sent):
             self.send(part)
 
@@ -213,8 +213,8 @@ class HostGroup:
         self._gathered = True
 
     def _hear(self, strangers: dict[HostLink, tuple[str, float]]) -> None:
-        """Accept new connections and read from those that have not identified themselves; close each after its time
-        limit.
+        """Accept new connections, and read from connections that have not identified themselves; close each after its
+        time limit.
         """
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ)
@@ -272,7 +272,7 @@ class HostGroup:
 
     @contextlib.contextmanager
     def closed_with_reason(self) -> Iterator[None]:
-        """Tell the hosts, when the block ends, that the study has ended, and the reason if it failed."""
+        """Tell the hosts, at the end of the block, that the study has ended, and the reason if it failed."""
         reason = "it was interrupted"
         try:
             yield
@@ -342,7 +342,7 @@ class HostGroup:
         self._jobs[job] = _Spread(server=server, running={0, *(host.number for host in server.others)})
 
     def _clear_traces(self, job: str) -> None:
-        """Remove the traces that other hosts sent from an earlier attempt at a job."""
+        """Remove the traces that other hosts sent in an earlier attempt at a job."""
         folder = self.directory / "trials" / job
         for path in [path for path in self._taken_back if path.parent == folder]:
             del self._taken_back[path]
@@ -350,7 +350,7 @@ class HostGroup:
             path.with_name(f"{path.name}.incoming").unlink(missing_ok=True)
 
     def merged(self, host: int, message: FromServer) -> list[FromServer]:
-        """Return the messages to the parent that follow from one host's message: a job has ended when it has ended on
+        """Return the messages to the parent that result from one host's message. A job has ended when it has ended on
         all hosts.
         """
         if isinstance(message, ServerReady | RankMessage):
@@ -369,7 +369,7 @@ class HostGroup:
         return [message]
 
     def end_what_is_left(self) -> None:
-        """End the other hosts' ranks of jobs in which a rank has failed, as a server does with its own ranks."""
+        """End the other hosts' ranks of every job with a failed rank, as a server does with its own ranks."""
         for name, job in list(self._jobs.items()):
             late = job.first_exit_s is not None and time.monotonic() - job.first_exit_s > FAILED_RANK_GRACE_S
             if late and not job.killed:
@@ -461,7 +461,7 @@ class SpreadServer:
 
 
 def _free_port() -> int:
-    """Return a port that is free now; if it is taken before its use, the job fails and is repeated."""
+    """Return a port that is free now. If another process takes it before its use, the job fails and is repeated."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])

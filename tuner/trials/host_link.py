@@ -35,15 +35,15 @@ MAX_FIRST_BYTES = 64 << 10
 CHUNK_BYTES = 4 << 20
 HANDSHAKE_S = 10.0
 NO_PROGRESS_S = 150.0
-"""Seconds without a byte accepted, or an answer, after which the other end counts as gone. An agent that starts a trial
-server reads nothing for up to 120 s.
+"""Maximum seconds without a byte accepted, or an answer; then the other end is taken to be gone. An agent that starts a
+trial server reads nothing for up to 120 s.
 """
 _IDLE_S, _INTERVAL_S, _PROBES = 5, 5, 3
 _HEADER = struct.Struct("<I32s")
 
 
 class LinkBrokenError(SteptuneError):
-    """Error for a connection whose other end is gone, or has sent a frame without knowledge of the secret."""
+    """Error for a connection if the other end is gone, or has sent a frame without knowing the secret."""
 
 
 class _Message(Record, tag=True):
@@ -54,7 +54,7 @@ class _Message(Record, tag=True):
 
 
 class Welcome(_Message):
-    """Message with the study's workload, so that the agent can check that it has the same."""
+    """Message that describes the study's workload, so that the agent can check that it has the same one."""
 
     workload: str
     source_digest: str
@@ -90,7 +90,7 @@ class Close(_Message):
 
 
 class Leave(_Message):
-    """Message that the study has ended, with a reason if it failed."""
+    """Message that the study has ended, with the reason if it failed."""
 
     reason: str = ""
 
@@ -187,7 +187,7 @@ class HostLink:
             self._socket.close()
 
     def send(self, message: Any) -> None:
-        """Send one message, reading incoming data meanwhile, so that two ends that both send do not block each other.
+        """Send one message, and read incoming data meanwhile: two ends that both send must not block each other.
 
         Raises:
             LinkBrokenError: The other end is gone.
@@ -245,7 +245,7 @@ class HostLink:
         return bool(self._messages)
 
     def take_messages(self) -> list[Any]:
-        """Return the messages that have arrived; call when the descriptor is readable, or messages are pending.
+        """Return the messages that have arrived; call it when the descriptor is readable, or messages are pending.
 
         Raises:
             LinkBrokenError: The other end is gone, and no message is left.
@@ -308,7 +308,9 @@ def _mac(key: bytes, number: int, body: bytes) -> bytes:
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Configure the kernel to detect a silent host within `NO_PROGRESS_S`; if supported, the last option decides."""
+    """Configure the kernel to detect a silent host within `NO_PROGRESS_S`. If the last option is supported, it
+    decides.
+    """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (

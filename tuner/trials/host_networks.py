@@ -1,4 +1,4 @@
-"""Networks of emulated hosts, which ranks enter.
+"""Networks of emulated hosts, and the entry of ranks into them.
 
 A rank does so before it joins any process group: the threads that send and receive are made then, and a thread is in
 the network of the one that made it. Ranks meet through a file, which all hosts of a machine have in common.
@@ -19,7 +19,7 @@ _LOOPBACK = "lo"
 
 
 def enter_host_network(rank: int, num_ranks: int) -> None:
-    """Move this thread, and those that it starts, into the network of its rank's host, where hosts have one.
+    """Move this thread, and threads that it starts, into the network of its rank's host; do nothing if hosts have none.
 
     Raises:
         PlatformError: The network cannot be entered, or does not have exactly one interface.
@@ -34,7 +34,7 @@ def enter_host_network(rank: int, num_ranks: int) -> None:
 
 
 def check_host_networks() -> None:
-    """Enter each network in turn to check it; call only in a process without other use of networks.
+    """Enter each network in turn to check it; call it only in a process that uses networks for nothing else.
 
     Raises:
         PlatformError: A network cannot be entered, or does not have exactly one interface.

@@ -1,4 +1,5 @@
-"""Modules that a workload imports while it runs, recorded once so that a trial server preloads them for all trials.
+"""Modules that a workload imports while it runs. They are recorded once, so that trial servers preload them for all
+trials.
 
 What a workload's file imports at its top is known without running it; what its model imports when it is
 built (transformers loads its classes on demand, which takes seconds) is seen when it is looked at. Only
@@ -19,7 +20,7 @@ MAX_MODULES = 10_000
 
 
 def imported_since(known: set[str], workload: str) -> list[str]:
-    """Return the names of the modules imported since `known` was recorded, in order, without the workload's own; empty
+    """Return the names of the modules imported after `known` was recorded, in order, without the workload's own; empty
     once torch has initialised a device.
 
     Args:
@@ -46,7 +47,7 @@ def save_imports(path: Path, names: list[str]) -> None:
 
 
 def load_imports(path: Path) -> list[str]:
-    """Load the saved names; empty if the file is missing, or if the workload has replaced it by something else."""
+    """Load the saved names; empty if the file is missing, or if the workload has put something else in its place."""
     with contextlib.suppress(OSError, msgspec.DecodeError):
         return msgspec.json.decode(path.read_bytes(), type=list[str])
     return []

@@ -19,7 +19,7 @@ from steptune.tuner.records import InputActivity
 
 
 class InputMeter:
-    """Meter of the processes that make a loader's batches, for one window.
+    """Meter, for one window, of the processes that make a loader's batches.
 
     Args:
         iterator: Iterator of the loader. Its workers make the batches; without workers, the calling thread does, in
@@ -57,8 +57,8 @@ class InputMeter:
         )
 
     def _read(self) -> tuple[int, int]:
-        """Return the nanoseconds in which all processes that make batches computed or queued for a core, and the bytes
-        that they read from storage.
+        """Return two sums over all processes that make batches: the nanoseconds in which they computed or queued for a
+        core, and the bytes that they read from storage.
         """
         runnable_ns = read_bytes = 0
         for pid in self._workers or [psutil.Process().pid]:
@@ -72,6 +72,6 @@ class InputMeter:
 
 
 def _queued_ns(pid: int) -> int:
-    """Return the nanoseconds for which a process was ready but had no core."""
+    """Return for how many nanoseconds a process was ready to run but had no core."""
     path = Path(f"/proc/{pid}/schedstat")
     return int(path.read_text(encoding="ascii").split()[1]) if path.exists() else 0

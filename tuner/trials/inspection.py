@@ -72,7 +72,7 @@ class InspectRequest(Record):
 
 
 class CheckRequest(Record):
-    """Request to check that a workload can be loaded and its device exists. An empty device lets torch choose."""
+    """Request to check that a workload can be loaded and that its device exists. An empty device lets torch choose."""
 
     workload: str
     device: str = ""
@@ -243,7 +243,7 @@ def _check_splits(workload: Workload, num_ranks: int) -> None:
 
 
 def _checked_current(workload: Workload) -> dict[str, Choice]:
-    """Return the workload's `current`, reduced to differences from the defaults; refuse unknown strategies or
+    """Return the workload's `current`, without settings that equal the defaults; refuse unknown strategies or
     parameters.
     """
     current: dict[str, Choice] = {}
@@ -270,7 +270,9 @@ def _checked_current(workload: Workload) -> dict[str, Choice]:
 
 
 def with_nccl(current: dict[str, Choice], request: InspectRequest) -> dict[str, Choice]:
-    """Add the NCCL variables set in the environment, where NCCL reduces; the workload's own values take precedence."""
+    """Add the NCCL variables set in the environment, if ranks communicate through NCCL; the workload's own values take
+    precedence.
+    """
     if request.num_ranks == 1 or request.device == "cpu":
         return current
     found = {name: value for name, value in settings_of(os.environ).items() if value is not None}
@@ -279,8 +281,8 @@ def with_nccl(current: dict[str, Choice], request: InspectRequest) -> dict[str, 
 
 
 def _finding_unused(current: dict[str, Choice], model: ModelFacts, num_ranks: int) -> dict[str, Choice]:
-    """Enable `find_unused` in DDP for a model with unused parameters: DDP trains it only with that or a static
-    graph.
+    """Enable `find_unused` in DDP for a model with unused parameters. DDP trains such a model only with this option or
+    a static graph.
     """
     buckets = current.get(DdpBucketsSetting.strategy, {})
     if num_ranks == 1 or not model.num_unused_parameters or buckets.get("static_graph"):
@@ -289,7 +291,7 @@ def _finding_unused(current: dict[str, Choice], model: ModelFacts, num_ranks: in
 
 
 def _plain_job(workload: Workload, model: torch.nn.Module, device: torch.device) -> TrainingJob:
-    """Build a job without any strategy, for inspecting single steps; its loader is empty."""
+    """Build a job without any strategy, to inspect single steps; its loader is empty."""
     model = model.to(device)
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if not named:
@@ -340,7 +342,7 @@ def _steps_per_epoch(workload: Workload, facts: DatasetFacts) -> int | None:
 
 
 def _signature(workload: Workload, model: ModelFacts, data: DatasetFacts, job: TrainingJob) -> str:
-    """Return a hash that is equal for workloads similar enough to learn from each other's past results."""
+    """Return a hash that is equal for workloads so similar that past results of one help to tune the other."""
     magnitude = round(math.log2(max(1, model.num_parameters)))
     per_sample = round(math.log2(max(1, data.sample_bytes or 1)))
     kinds = sorted(model.module_types)

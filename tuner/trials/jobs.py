@@ -1,4 +1,4 @@
-"""Jobs that a parent runs under its trial servers, and how each ended."""
+"""Jobs that a parent runs under its trial servers, and the way each of them ended."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from steptune.tuner.trials.messages import (
 from steptune.tuner.trials.watch import Watch
 
 STARTING = (Phase.BUILD, Phase.GUARD, Phase.WARM_UP)
-"""Phases that a trial enters by itself; it enters the later ones on command."""
+"""Phases that a trial enters by itself. It enters the later phases on command."""
 END_TIMEOUT_S = 15.0
 MAX_JOB_MESSAGES = 10_000
 MAX_JOB_BYTES = 256 << 20
@@ -50,14 +50,14 @@ class Source(Protocol):
 
 
 class Server(Source, Protocol):
-    """Server that runs jobs: a trial server, or those of several hosts."""
+    """Server that runs jobs: a trial server, or the trial servers of several hosts together."""
 
     def send(self, message: Any) -> None: ...
 
 
 @dataclass
 class Job:
-    """Job: the ranks of a trial, or a task."""
+    """Job: a task, or the ranks of a trial."""
 
     job_id: str
     server: Server
@@ -65,15 +65,15 @@ class Job:
     inbox: deque[FromRank] = field(default_factory=deque)
     phase: Phase = Phase.BUILD
     active_since_s: float | None = field(default_factory=time.monotonic)
-    """Start of the current phase. None while the job waits for a command; waiting counts for no phase and has no
+    """Start of the current phase, or None while the job waits for a command: waiting belongs to no phase and has no
     deadline.
     """
     phases_ns: dict[str, int] = field(default_factory=dict)
     rank_phases: dict[int, Phase] = field(default_factory=dict)
-    """Phase of each rank; ranks of a trial may be up to one step apart."""
+    """Phase of each rank; the ranks of a trial may differ by up to one step."""
     failure: Failure | None = None
     consequence: bool = False
-    """True if the failure may follow from the failure of another rank, which is not known yet."""
+    """True if the failure may follow from another rank's failure that is not known yet."""
     finished_ranks: set[int] = field(default_factory=set)
     """Ranks that have sent their last message."""
     failed_ranks: set[int] = field(default_factory=set)
@@ -123,7 +123,7 @@ class Job:
 
 
 class JobBoard:
-    """Distributor of the servers' messages to the jobs that they concern.
+    """Distributor that passes the servers' messages to the jobs that they concern.
 
     Args:
         check: Function that is called a few times per second while jobs run; an exception in it ends the wait for them.
@@ -140,11 +140,11 @@ class JobBoard:
         self._selector.register(server, selectors.EVENT_READ)
 
     def remove_server(self, server: Source) -> None:
-        """Stop listening to a server; call before closing it, as its descriptor may be used again."""
+        """Stop listening to a server. Call this before closing it, because its descriptor may be used again."""
         self._selector.unregister(server)
 
     def lose_server(self, server: Server) -> None:
-        """Record that a server is gone, and with it its jobs."""
+        """Record that a server is gone, and that its jobs are gone with it."""
         self.remove_server(server)
         for job in self._jobs.values():
             if job.server is server:
@@ -174,8 +174,8 @@ class JobBoard:
         job.server.send(Tell(job=job.job_id, command=msgspec.Raw(encode(command))))
 
     def next_message(self, job: Job) -> FromRank | None:
-        """Return the next message of a job, or None when it has ended. A job that exceeds its phase's deadline is
-        killed, and its failure names the limit.
+        """Return the next message of a job, or None when it has ended. Kill a job that exceeds its phase's deadline;
+        its failure then names the limit.
         """
         while True:
             if job.inbox:
@@ -213,7 +213,9 @@ class JobBoard:
         return [job for job in self._jobs.values() if not job.ended]
 
     def _look_at_quota(self) -> None:
-        """End every running job when the trials together exceed their quota: which of them uses too much is unknown."""
+        """End every running job when the trials together exceed their quota, because it is unknown which one uses too
+        much.
+        """
         running = [job for job in self.running() if not job.killed] if self._watch else []
         if not self._watch or not running:
             return
@@ -256,7 +258,7 @@ class JobBoard:
                         job.inbox.append(said)
 
     def _understood(self, job: Job, message: RankMessage) -> FromRank | None:
-        """Decode a rank's message; None if it is invalid, as user code can write anything into the connection."""
+        """Decode a rank's message; None if it is invalid, because user code can write anything into the connection."""
         job.num_messages += 1
         job.num_bytes += len(message.message)
         try:
@@ -273,8 +275,8 @@ class JobBoard:
             return None
 
     def _exited(self, job: Job, message: RankExited) -> None:
-        """Record the exit of a rank; if it ended without a report, it is the cause of the other ranks' broken
-        connections.
+        """Record the exit of a rank. If the rank ended without a report, its exit is why the other ranks' connections
+        broke.
         """
         if message.violation:
             self._fail(job, _not_understood(job.phase, message.rank, message.violation))
@@ -293,7 +295,9 @@ class JobBoard:
 
     @staticmethod
     def _fail(job: Job, failure: Failure, *, consequence: bool = False) -> None:
-        """Record a failure as the job's; the first one is the cause, unless it may follow from one reported later."""
+        """Record a failure as the job's. The first one is the cause, unless it may follow from one that is reported
+        later.
+        """
         if job.failure is None or (job.consequence and not consequence):
             job.failure, job.consequence = failure, consequence
 

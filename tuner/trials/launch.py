@@ -21,8 +21,8 @@ import psutil
 from steptune.tuner.errors import PlatformError
 
 SECRET_VARIABLE = "STEPTUNE_HOSTS_SECRET"
-"""Environment variable with the secret that a job's hosts share; if unset, torchrun's rendezvous distributes a
-generated one.
+"""Environment variable for the secret that a job's hosts share. If it is unset, torchrun's rendezvous distributes a
+generated secret.
 """
 DEFAULT_PORT = 29500
 """Default port of a launch, the same as torchrun's."""
@@ -35,7 +35,7 @@ _PREFIXES = ("TORCHELASTIC_", "SLURM_NTASKS", "SLURM_STEP_NUM_")
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """Position of this process among the processes that were launched together.
+    """Position of this process among the processes launched together with it.
 
     Attributes:
         rank: Rank among all processes.
@@ -171,16 +171,14 @@ def without_launcher(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def num_lone_tasks(variables: Mapping[str, str] = os.environ) -> int:
-    """Return the number of tasks in the srun step around this process if nothing requests a common study of them; else
-    1.
-    """
+    """Return the number of tasks in this process's srun step, if they were not launched as one study; else return 1."""
     tasks = variables.get("SLURM_STEP_NUM_TASKS", "1")
     return int(tasks) if _launcher(variables) is None and tasks.isdecimal() else 1
 
 
 def wait_for_first(launch: Launch) -> None:
-    """Wait until the first rank of this host has ended: torchrun and srun end a job whose ranks end at different
-    times.
+    """Wait until the first rank of this host has ended, because torchrun and srun end a job whose ranks end at
+    different times.
     """
     first = _first_of_host(launch)
     if first is not None:

@@ -27,7 +27,7 @@ COLLECTIVES = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER)
 SIZES_BYTES = tuple(4**power << 12 for power in range(8))
 """Message sizes in bytes, from 4 KiB to 64 MiB."""
 LEAST_SIZES = 5
-"""Minimum number of sizes, measured however long they take: fewer do not determine a bandwidth."""
+"""Minimum number of sizes to measure, however long they take: fewer sizes do not determine a bandwidth."""
 LEAST_REPEATS, MOST_REPEATS = 3, 9
 MOST_CALLS = 8
 CALLS_NS = 1_000_000
@@ -121,7 +121,7 @@ class LinkProbe:
         return timing, fastest_ns
 
     def _of_groups(self, durations_ns: Sequence[int]) -> tuple[int, int]:
-        """Return the median and the minimum over repeats, which all ranks agree on."""
+        """Return the median and the minimum over repeats; all ranks get the same."""
         rows = self._coordinator.gather(list(durations_ns))
         median_ns, fastest_ns = self._coordinator.agree(median_and_least(rows, self._groups) if rows else None)
         return median_ns, fastest_ns
@@ -137,8 +137,8 @@ class LinkProbe:
 
 
 def median_and_least(rows: Sequence[Sequence[int]], groups: Sequence[tuple[int, ...]]) -> tuple[int, int]:
-    """Return the median and the minimum over repeats, each at least 1. In a repeat a group takes as long as its rank
-    that arrives last, and the slowest group counts.
+    """Return the median and the minimum over repeats, each at least 1. In a repeat, a group takes as long as its rank
+    that arrives last, and the slowest group's time is used.
 
     Args:
         rows: By rank, the nanoseconds of each repeat.

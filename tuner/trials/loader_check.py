@@ -1,4 +1,4 @@
-"""Check of the input by the guard: the same indices over an epoch, and the same tensors for each index.
+"""The guard's check of the input: the same indices over an epoch, and the same tensors for each index.
 
 Loader settings cannot change the arithmetic of a step, but they can change what it is fed. The
 order is checked over a whole epoch with a dataset that returns only its index; the content on a few
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 NUM_CONTENT_BATCHES = 2
 MAX_ORDER_BATCHES = 2000
 CONVERSION_ROUNDOFFS = 64.0
-"""Maximum deviation of a conversion, in roundings: it takes a few operations, one of which may subtract a mean of the
-value's size.
+"""Maximum deviation of a conversion, in roundings. A conversion takes a few operations, one of which may subtract a
+mean about as large as the value.
 """
 
 
 class _Indices:
-    """Dataset whose samples are their own indices."""
+    """Dataset that returns each index as its sample."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -63,7 +63,7 @@ class SeededByIndex:
 
 
 class _PlainWorkload:
-    """Workload with a different collate function, as far as `build_loader` needs it."""
+    """Part of a workload that `build_loader` needs, with another collate function."""
 
     def __init__(self, workload: Workload, collate: Any) -> None:
         self._workload = workload
@@ -173,7 +173,7 @@ def _undisturbed(job: TrainingJob) -> Any:
 
 
 def _check_bytes(job: TrainingJob, batches: list[list[int]]) -> GuardCheck:
-    """Check that batches converted on the device equal those that the dataset converts, to within rounding."""
+    """Check that batches converted on the device equal batches converted by the dataset, to within rounding."""
     collate = job.workload.collate or _default_collate()
     converted, whole = SeededByIndex(_undisturbed(job)), SeededByIndex(job.workload.dataset())
     furthest = 0.0
@@ -193,8 +193,8 @@ def _check_bytes(job: TrainingJob, batches: list[list[int]]) -> GuardCheck:
 
 
 def _distance(found: Any, expected: Any) -> float:
-    """Return the largest difference between two batches, in roundings of each tensor's largest value; infinite for
-    different types.
+    """Return the largest difference between two batches, in roundings of each tensor's largest value; infinite if types
+    differ.
     """
     import torch
 

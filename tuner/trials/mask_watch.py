@@ -1,5 +1,5 @@
-"""Recording of module masks (the share set to zero, and the scale of the rest) while guarded steps draw masks in a
-rank.
+"""Recording of module masks in a rank during guarded steps that draw masks: the share set to zero, and the scale of the
+rest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SAMPLED_ELEMENTS = 4096
 """Maximum number of evenly spaced elements sampled from each output."""
 FEW = 0.01
-"""Maximum share of elements whose scale may differ, as a 16-bit dtype hardly resolves small numbers."""
+"""Maximum share of elements that may differ in scale, because a 16-bit dtype hardly resolves small numbers."""
 
 
 def why_not_counted(job: TrainingJob) -> str | None:
@@ -31,7 +31,7 @@ def why_not_counted(job: TrainingJob) -> str | None:
 
 
 class MaskWatch:
-    """Recorder of each innermost module's mask, draw by draw, and of direct calls of `dropout`."""
+    """Recorder of each innermost module's mask in every draw, and of direct calls of `dropout`."""
 
     def __init__(self, job: TrainingJob) -> None:
         self._model = unwrapped(job.model)
@@ -77,7 +77,7 @@ class MaskWatch:
         """Do nothing: masks are seen in the forward pass."""
 
     def on_repeat(self) -> None:
-        """Do nothing: masks of a skipped attempt are drawn like others."""
+        """Do nothing: in a skipped attempt, masks are drawn like all others."""
 
     def _hook(self, name: str) -> Any:
         return _not_compiled(lambda module, arguments, output: self._look(name, arguments, output))
@@ -101,7 +101,7 @@ class MaskWatch:
 
 
 def _not_compiled(look: Any) -> Any:
-    """Exclude a hook from compilation: the graph of a compiled caller ends at the hook."""
+    """Exclude a hook from compilation. The graph of a compiled caller ends at the hook."""
     return sys.modules["torch._dynamo"].disable(look) if "torch._dynamo" in sys.modules else look
 
 
@@ -127,7 +127,7 @@ def _scale(ratios: torch.Tensor) -> float:
 
 
 def _middle(values: list[float]) -> float:
-    """Return the median; NaN if any value is, 0 without values."""
+    """Return the median; NaN if any value is NaN, 0 without values."""
     if any(math.isnan(value) for value in values):
         return math.nan
     return sorted(values)[len(values) // 2] if values else 0.0

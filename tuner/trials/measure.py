@@ -36,10 +36,12 @@ if TYPE_CHECKING:
 
 RESTART_EPOCHS = 2
 MAX_COMPUTING_S = 1.0
-"""Maximum pause, in seconds, before the end of an epoch is timed; it simulates the computation of the epoch's steps."""
+"""Maximum pause, in seconds, before the end of an epoch is timed. The pause stands for the computation of the epoch's
+steps.
+"""
 QUEUES_PER_WINDOW = 3
 AHEAD_SHARE = 0.75
-"""Minimum fill of the loader's queue, as a share, at which the loader counts as ahead of the model."""
+"""Minimum fill of the loader's queue, as a share, at which the loader is taken to be ahead of the model."""
 
 
 class Stepper:
@@ -68,7 +70,7 @@ class Stepper:
             torch.cuda.synchronize(self.job.device)
 
     def pause(self) -> None:
-        """Stop the loader's workers, so that a trial that waits for its turn uses no processor time."""
+        """Stop the loader's workers, so that a trial that waits for its turn takes no processor time."""
         self._signal_workers(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -142,8 +144,8 @@ def take_window(
 
 
 def _num_steps(stepper: Stepper, least: int) -> int:
-    """Return the number of steps in a window: several times the loader's queue unless that is full, and whole
-    rounds.
+    """Return the number of steps in a window: whole rounds, and several times the loader's queue unless the queue is
+    full.
     """
     capacity = stepper.job.plan.loader.capacity
     if ready_batches(stepper.iterator) < AHEAD_SHARE * capacity:
@@ -175,7 +177,7 @@ class _TimedSteps:
 
 
 def _time_steps(stepper: Stepper, num_steps: int, watch: DeviceWatch) -> _TimedSteps:
-    """Time the steps of a window; the machine and the device are read outside of the timed stretch."""
+    """Time the steps of a window. The machine and the device are read before and after the timed stretch."""
     workload = stepper.job.workload
     num_samples = num_units = 0.0
     ticks = np.empty(num_steps + 1, dtype=np.int64)
@@ -222,7 +224,8 @@ def _why_void(foreign_share: float, limit: float, objection: str | None, *, any_
 def epoch_restart_ns(
     make_loader: Callable[[Any], Any], batches: list[list[int]], steady_wait_ns: float, step_time_ns: int = 0
 ) -> int:
-    """Measure the time from the last batch of an epoch to the first of the next, beyond an ordinary wait for a batch.
+    """Measure the time from the last batch of an epoch to the first batch of the next, beyond the usual wait for a
+    batch.
 
     Args:
         make_loader: Function that builds a loader of the measured settings over a finite batch sampler.

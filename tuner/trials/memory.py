@@ -24,14 +24,16 @@ RESET_PEAK = "5"
 
 
 def limit_host_memory(limit_bytes: int | None, device_kind: str) -> None:
-    """Limit the host memory of a rank that trains on the CPU; one that trains on a device is limited there."""
+    """Limit the host memory of a rank that trains on the CPU; a rank on a device gets a limit of device memory
+    instead.
+    """
     if limit_bytes is not None and device_kind == "cpu":
         limit_data(limit_bytes)
 
 
 def limit_device_memory(limit_bytes: int | None, device: torch.device) -> None:
-    """Limit torch's allocator on a CUDA device, so that it runs out of memory beyond the limit. Memory of CUDA and its
-    libraries does not count.
+    """Limit torch's allocator on a CUDA device, so that allocations beyond the limit fail. Memory of CUDA and its
+    libraries is not included.
     """
     if limit_bytes is None or device.type != "cuda":
         return
@@ -42,7 +44,7 @@ def limit_device_memory(limit_bytes: int | None, device: torch.device) -> None:
 
 
 def measure_peak(rank: int, device: torch.device) -> MemoryPeak:
-    """Measure the peak resident memory of the rank and its live descendants, and the peak of its device.
+    """Measure two peaks: the resident memory of the rank and its live descendants, and the memory of its device.
 
     Private pages of a forked worker are counted once: proportional shares (PSS) where the kernel
     offers them.
@@ -63,7 +65,7 @@ def measure_peak(rank: int, device: torch.device) -> MemoryPeak:
 
 
 def forget_peak(device: torch.device) -> None:
-    """Reset the peaks of the process and its device to the present use."""
+    """Reset the memory peaks of the process and its device to what they use now."""
     gc.collect()
     _return_freed()
     with contextlib.suppress(OSError):  # the kernel may have no such counter, and then keeps the peak

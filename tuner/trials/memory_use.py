@@ -1,5 +1,4 @@
-"""Total memory of processes: private, shared, files in memory that no process has mapped, and the kernel's buffers for
-their sockets and pipes.
+"""Total memory of processes: private, shared, unmapped files in memory, and the kernel's buffers for sockets and pipes.
 
 The kernel's proportional shares count a page once, however many processes map it. Pages of files on a disk do not
 count: the kernel reclaims them when memory is needed. Page tables count: a process can grow them without having a
@@ -76,7 +75,7 @@ def memory_of(
     as_user: Sequence[str] = (),
     python: str = sys.executable,
 ) -> int:
-    """Return the bytes that processes take together: an upper bound if that is within the limit, else the exact number.
+    """Return the bytes that processes take together: an upper bound if this is within the limit, else the exact number.
 
     Args:
         in_memory: Further files in memory that belong to the processes, with their bytes.
@@ -106,7 +105,7 @@ def kernel_bytes() -> int:
 
 
 def _exactly(pids: Sequence[int], in_memory: dict[File, int], most: int, buffers_bytes: int) -> int:
-    """Return the observed bytes, or the upper bound `most` where a process of our user hides memory."""
+    """Return the observed bytes, or the upper bound `most` if a process of our user hides memory."""
     if _hidden(pids):
         return most
     rough = {pid: _status(pid) for pid in pids}
@@ -119,7 +118,7 @@ def _exactly(pids: Sequence[int], in_memory: dict[File, int], most: int, buffers
 def _seen_by_user(
     as_user: Sequence[str], python: str, pids: Sequence[int], in_memory: dict[File, int], most: int, buffers_bytes: int
 ) -> int:
-    """Run this file as the processes' user; return the upper bound `most` where that user disturbs it."""
+    """Run this file as the user of the processes; return the upper bound `most` if that user disturbs it."""
     from steptune.tuner.trials.as_user import DisturbedError, run_as
 
     question = json.dumps([pids, [[*file, size] for file, size in in_memory.items()], most, buffers_bytes])
@@ -149,8 +148,8 @@ def _is_closed(pid: int) -> bool:
 
 
 def _living_thread(pid: int) -> int:
-    """Return a live thread of a process whose first thread has ended, as the kernel shows nothing under the process id
-    then; else return the process id.
+    """Return a live thread of a process if its first thread has ended, because the kernel then shows nothing under the
+    process id. Else return the process id.
     """
     with contextlib.suppress(OSError):
         if _state(pid) == "Z":
@@ -180,7 +179,7 @@ def _closed(pids: Iterable[int]) -> set[int]:
 
 
 def _passing(pids: Iterable[int]) -> set[int]:
-    """Return the sockets (inodes) that hold descriptors in transit, which no process has open."""
+    """Return the sockets (inodes) with descriptors in transit, which no process has open."""
     found = set()
     for pid, descriptor, status in _open_files(pids):
         if stat.S_ISSOCK(status.st_mode) and status.st_ino not in found:
@@ -218,7 +217,7 @@ def _of_a_socket() -> int:
 
 
 def _setting(name: str) -> int:
-    """Return the last number of a kernel setting, its maximum."""
+    """Return the last number of a kernel setting, which is its maximum."""
     try:
         return int(Path("/proc/sys", name).read_text(encoding="ascii").split()[-1])
     except OSError:  # not shown inside of a container
@@ -255,8 +254,8 @@ def _share_of(pid: int, rough: dict[str, int], files: Collection[File], private:
 
 
 def _files_in_memory(pids: Iterable[int]) -> tuple[dict[File, int], dict[tuple[int, int], int]]:
-    """Return the memory files that processes hold open, and the memory file systems that only they can see, with their
-    bytes.
+    """Return the bytes of each memory file that processes hold open, and of each memory file system that only they can
+    see.
     """
     ours = set(memory_file_systems("self"))
     files: dict[File, int] = {}

@@ -55,7 +55,7 @@ class Start(_Message):
 
 
 class Tell(_Message):
-    """Command for rank 0 of a job, to be passed on."""
+    """Command for rank 0 of a job; the server passes it on."""
 
     job: str
     command: msgspec.Raw
@@ -66,7 +66,7 @@ class Kill(_Message):
 
 
 class Preload(_Message):
-    """Request to import the modules recorded for the workload (`imports.save_imports`) before the next ranks are
+    """Request to import the modules recorded for the workload (`imports.save_imports`) before any more ranks are
     forked.
     """
 
@@ -89,7 +89,8 @@ class RankMessage(_Message):
     job: str
     rank: int
     message: bytes
-    """Message as encoded by the rank. The server does not decode it, because user code can write to the connection too.
+    """Message in the rank's own encoding. The server does not decode it, because user code can write to the connection,
+    too.
     """
 
 
@@ -102,7 +103,7 @@ class RankExited(_Message):
     killed: bool = False
     """True if the server killed the rank, on request or because another rank had failed."""
     violation: str = ""
-    """Reason for which the server stopped reading the rank's messages and killed it."""
+    """Reason why the server stopped reading the rank's messages and killed the rank."""
 
 
 class JobEnded(_Message):
@@ -179,11 +180,11 @@ class Reported(_Message):
 class Failed(_Message):
     failure: Failure
     consequence: bool = False
-    """True if the failure may follow from another rank's: other ranks did not answer, or are gone."""
+    """True if the failure may follow from a failure of another rank: other ranks did not answer, or are gone."""
 
 
 class TaskDone(_Message):
-    """Answer of a job that is not a trial."""
+    """Result of a job that is not a trial."""
 
     result: msgspec.Raw
 
@@ -211,11 +212,11 @@ FromRank = (
 _ENCODER = msgspec.msgpack.Encoder()
 _LENGTH = struct.Struct("<I")
 MAX_MESSAGE_BYTES = 32 << 20
-"""Maximum bytes of a message: a hundred times the largest profile. A longer message is not from our own code."""
+"""Maximum bytes of a message: a hundred times the largest profile. A longer message does not come from our own code."""
 
 
 class MessageTooLargeError(SteptuneError):
-    """Error for a message whose announced length exceeds the maximum."""
+    """Error for a message with an announced length above the maximum."""
 
 
 def encode(message: Any) -> bytes:

@@ -37,14 +37,16 @@ class ModelLook:
     fits: bool
     host_read: str
     host_read_beside_masks: str
-    """First operator for which the host waits and which does not compute an attention mask, as in `WorkloadFacts`."""
+    """First operator for which the host waits, other than those that compute an attention mask; as in
+    `WorkloadFacts`.
+    """
     samples: float
     peak_bytes: int
 
 
 def look_at_model(job: TrainingJob, batch: Any) -> ModelLook:
-    """Count a model's work and run one forward and backward pass, of a part of the batch if the whole does not fit into
-    memory.
+    """Count a model's work, and run one forward and backward pass: on a part of the batch if the whole does not fit
+    into memory.
 
     Raises:
         WorkloadRejectedError: The loss is not a finite scalar, or does not depend on the parameters.
@@ -80,7 +82,7 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
 
 @dataclass(frozen=True, kw_only=True)
 class _TriedStep:
-    """Forward and backward pass with its observers."""
+    """Forward and backward pass, with its observers."""
 
     loss: float
     step_ns: int
@@ -199,8 +201,8 @@ _Buffers = dict[tuple[int, str], tuple[Any, int]]
 
 
 def _buffers(blocks: Sequence[Any]) -> _Buffers:
-    """Return the buffers of blocks by number and name, with their versions; statistics of torch's norms are left
-    out.
+    """Return the buffers of blocks by number and name, with their versions, but without the statistics of torch's
+    norms.
     """
     import torch
 
@@ -224,8 +226,8 @@ def _changed(before: _Buffers, after: _Buffers) -> str:
 
 
 def _chain_refusal(job: TrainingJob, blocks: list[Any], batch: Any) -> str:
-    """Return the reason for which the blocks cannot be pipeline stages, found on one sample where a batch can be split;
-    empty if they can.
+    """Return the reason why the blocks cannot be pipeline stages; empty if they can. It is tested on one sample if a
+    batch can be split.
     """
     if len(blocks) < 2 or job.workload.has_custom_step:
         return ""
@@ -237,7 +239,7 @@ def _chain_refusal(job: TrainingJob, blocks: list[Any], batch: Any) -> str:
 
 
 def _shard_units(job: TrainingJob) -> dict[str, UnitFacts]:
-    """Return the sizes of all units that may be gathered as a whole in this study."""
+    """Return the sizes of all units that this study may gather as a whole."""
     from steptune.tuner.strategies.sharding.strategy import SIZES, unit_key
 
     current = job.workload.current.get(ShardingSetting.strategy, {}).get("min_num_params")
@@ -284,7 +286,7 @@ class _UnalignedProducts:
 
     def _counter(self, multiple: str) -> Any:
         def count(module: Any, arguments: Any, output: Any) -> None:
-            """Count a layer's forward matmul and those for the gradients of input and weight: three of 2 m n k
+            """Count a layer's three matmuls: forward, and for the gradients of input and weight. Each takes 2 m n k
             FLOPs.
             """
             self._flops[multiple] += 6 * output.numel() * module.in_features
@@ -312,8 +314,8 @@ def _check_loss(job: TrainingJob, loss: Any) -> None:
 
 
 def _randomness(job: TrainingJob, batch: Any) -> str:
-    """Return "none", "switchable" or "always", found by running the loss under two seeds. Random numbers drawn outside
-    of the model (the noise of a diffusion) are the same for every candidate with the same seed, and do not count.
+    """Return "none", "switchable" or "always", by running the loss under two seeds. Random numbers drawn outside the
+    model (the noise of a diffusion) do not count, because they are the same for every candidate with the same seed.
     """
     from steptune.tuner.trials.guard_protocol import randomness_off
 
@@ -344,7 +346,7 @@ def _repeats(job: TrainingJob, batch: Any) -> bool:
 
 
 class _Draws:
-    """Detector of random numbers drawn by the model: a generator's state changes in its forward pass.
+    """Detector of random numbers drawn by the model, which change a generator's state during its forward pass.
 
     Attributes:
         seen: Whether the model has drawn any. A model that the loss does not call counts as drawing.
@@ -408,7 +410,7 @@ class _AttentionSeen:
 
 
 def look_at_optimizer(job: TrainingJob) -> OptimizerFacts:
-    """Return the implementation that the user's optimizer runs, and those that its class offers."""
+    """Return the implementation that the user's optimizer runs, and all that its class offers."""
     import inspect
 
     optimizer = job.optimizer
@@ -434,8 +436,8 @@ def look_at_optimizer(job: TrainingJob) -> OptimizerFacts:
 
 
 def state_bytes(job: TrainingJob) -> int:
-    """Return the bytes of the optimizer's state after a step, computed on tensors without storage. 0 if the optimizer
-    cannot step on such tensors, or creates its state at another time.
+    """Return the bytes of the optimizer's state after a step on tensors without storage. 0 if the optimizer cannot step
+    on such tensors, or creates its state at another time.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Recomputation of modules' outputs in FP32, while a guarded step runs in a rank."""
+"""Recomputation of modules' outputs in FP32, in a rank during a guarded step."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
 
 MOST_ELEMENTS = 2**26
-"""Maximum number of parameters, inputs and outputs of a recomputed module: 256 MiB in FP32."""
+"""Maximum number of elements of a recomputed module's parameters, inputs and outputs: 256 MiB in FP32."""
 
 
 class OutputWatch:
-    """Observer of every innermost module's first 16-bit output, during the first step."""
+    """Observer of the first 16-bit output of every innermost module, during the first step."""
 
     def __init__(self, job: TrainingJob) -> None:
         self._model = unwrapped(job.model)
         self._given: dict[str, tuple[list[int], list[torch.Tensor]]] = {}
         self._is_looking = False
         self.outputs: dict[str, ModuleOutput | None] = {}
-        """Deviation of outputs by name of the module; None where an output could not be recomputed."""
+        """Deviation of the output by name of the module; None if the output could not be recomputed."""
         self._was_done = False
 
     @contextmanager
@@ -81,13 +81,13 @@ class OutputWatch:
 
 
 def _not_compiled(look: Any) -> Any:
-    """Exclude a hook from compilation: the graph of a compiled caller ends at the hook."""
+    """Exclude a hook from compilation. The graph of a compiled caller ends at the hook."""
     return sys.modules["torch._dynamo"].disable(look) if "torch._dynamo" in sys.modules else look
 
 
 def _held_to_fp32(name: str, module: Any, arguments: Any, named: Any, found: torch.Tensor) -> ModuleOutput | None:
-    """Compare an output with FP32 from the exact inputs, and from inputs rounded to the output's dtype as under
-    autocast; return the smaller deviation.
+    """Compare an output with two FP32 ones: from the exact inputs, and from inputs rounded to the output's dtype as
+    under autocast. Return the smaller deviation.
     """
     import torch
 
@@ -152,7 +152,9 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _is_other(value: Any) -> bool:
-    """Say whether a value is no plain container: containers that cannot be rebuilt are left as they are."""
+    """Say whether a value is a leaf: all but lists, tuples and plain dicts, because other containers cannot be
+    rebuilt.
+    """
     return not isinstance(value, list | tuple) and type(value) is not dict
 
 
@@ -169,7 +171,7 @@ def _generators() -> list[torch.Tensor]:
 
 
 def _has_changed(versions: list[int], generators: list[torch.Tensor], arguments: Any, named: Any) -> bool:
-    """Say whether a call changed its inputs or drew numbers."""
+    """Say whether a call changed its inputs or drew random numbers."""
     import torch
 
     drew = not all(torch.equal(a, b) for a, b in zip(generators, _generators(), strict=False))

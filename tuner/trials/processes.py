@@ -30,7 +30,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with_parent(parent_pid: int, with_signal: int = signal.SIGKILL) -> None:
-    """Ask the kernel to send a signal to this process when the thread that started it ends.
+    """Ask the kernel to send a signal to this process when the thread that started this process ends.
 
     Args:
         parent_pid: Process id of the parent; 0 if it is unknown, in a process namespace that the parent is not in.
@@ -109,7 +109,7 @@ def _lives(child: int) -> bool:
 
 
 def kill_all_others() -> None:
-    """Kill, in one system call, every process that this one may send a signal to.
+    """Kill, in one system call, all processes to which this one may send a signal.
 
     Call this only where none of them belongs to others: in a separate process namespace, or under a separate user,
     where it also ends other trial servers of the same study. The kernel allows no fork meanwhile, so that no process
@@ -120,7 +120,7 @@ def kill_all_others() -> None:
 
 
 def prefer_for_oom_kill() -> None:
-    """Mark this process and its children as the first that the kernel kills when memory runs out."""
+    """Mark this process and its children to be the first that the kernel kills when memory runs out."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 

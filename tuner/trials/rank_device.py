@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def rank_device(kind: str, rank: int, memory_limit_bytes: int | None = None) -> torch.device:
-    """Return the device of a rank, with memory limited: rank r of a host uses the r-th visible GPU. With emulated
-    devices, each GPU is divided into parts, and each rank may fill one part.
+    """Return the device of a rank, with memory limited: rank r of a host uses the r-th visible GPU. Emulated devices
+    divide each GPU into parts, and each rank may fill one part.
 
     Raises:
         PlatformError: There are fewer GPUs than ranks.

@@ -76,7 +76,7 @@ if TYPE_CHECKING:
 
 NUM_SEEDS = 4
 NUM_DRAWS = 7
-"""Number of a candidate's steps that draw masks, if it can be reset to the initial parameters."""
+"""Number of steps that draw masks, for a candidate that can be reset to the initial parameters."""
 NUM_HORIZON_RUNS = 3
 
 
@@ -89,21 +89,21 @@ class ReferenceRequest(Record):
     device: str
     protocol: Protocol
     unit_roundoffs: tuple[float, ...]
-    """Unit roundoffs of the arithmetics that candidates may use."""
+    """Unit roundoffs of the arithmetics that the candidates may use."""
     bias_corrections: bool = False
     """True if candidates may compute the update's bias corrections in FP32."""
     eager: bool = False
-    """True to compile nothing: compilation rounds differently, which candidates' tolerances cover, and disturbed runs
-    would compile the model again each time.
+    """True if nothing is compiled. Compilation rounds differently, which the tolerances of candidates cover, and
+    disturbed runs would compile the model again each time.
     """
     memory_limit_bytes: int | None = None
     environment_variables: dict[str, str] = {}  # noqa: RUF012 (a struct copies its defaults)
     own_roundoff: float = 0.0
     """Unit roundoff of the arithmetic of `choices`."""
     twin_s: float | None = None
-    """Maximum seconds for all runs of the reference's twin together; None without a limit."""
+    """Maximum seconds for all runs of the reference's twin together, or None without a limit."""
     run_id: str = ""
-    """Name of the folder in which several ranks of this run meet, unique to the run."""
+    """Name of the rendezvous folder of this run's ranks, if there are several; unique to the run."""
 
 
 def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel: Channel) -> GuardReference:
@@ -175,7 +175,7 @@ def make_reference(request: ReferenceRequest, rank: int, num_ranks: int, channel
 
 
 def _why_no_rule(watch: UpdateWatch, *, in_fp32: bool) -> str:
-    """Return the reason for which the replay does not agree with the reference's own updates; empty if it does."""
+    """Return the reason why the replay disagrees with the reference's own updates; empty if it agrees."""
     if watch.why_no_rule or not watch.tracks:
         return watch.why_no_rule or "no optimizer stepped"
     own = max(worst_deviation(track.rule, track.steps, in_fp32=in_fp32).score for track in watch.tracks)
@@ -198,7 +198,7 @@ def _save_gradients(
     wide: Compared | None,
     runs: _Runs,
 ) -> None:
-    """Save the reference's gradients for the comparison with candidates, if they can be compared."""
+    """Save the reference's gradients for the comparison with candidates, if such a comparison is possible."""
     if first.gradients is None or again.gradients is None:
         files.reference_gradients.unlink(missing_ok=True)
         return
@@ -219,14 +219,14 @@ def _scatter(first: _Run, seeds: Sequence[_Run]) -> Scatter | None:
 
 
 def draws_masks(num_ranks: int) -> bool:
-    """Say whether masks are drawn at steps from the initial parameters: only with one rank can a candidate be reset to
-    them.
+    """Say whether masks are drawn in steps from the initial parameters. Only with one rank can a candidate be reset to
+    these.
     """
     return num_ranks == 1
 
 
 def with_draws(protocol: Protocol) -> Protocol:
-    """Return the protocol with masks drawn at steps from the initial parameters, not in separate runs."""
+    """Return the protocol with masks drawn in steps from the initial parameters instead of separate runs."""
     num_draws = min(NUM_DRAWS, protocol.num_curve)
     return msgspec.structs.replace(protocol, num_curve=0, num_draws=num_draws)
 
@@ -237,7 +237,7 @@ def compiles(choices: Mapping[str, Choice]) -> bool:
 
 
 def reference_plan(choices: Mapping[str, Choice], *, eager: bool) -> Plan:
-    """Return the plan of a configuration, with gradients reduced in full and uncompressed."""
+    """Return the plan of a configuration, except that gradients are reduced in full and uncompressed."""
     plan = make_plan(choices)
     # Sharding stays: a model that is in parts today may fit in no other way.
     plan.wrap = WrapArguments(ddp=plan.wrap.ddp, sharding=plan.wrap.sharding, param_dtype=plan.wrap.param_dtype)
@@ -313,7 +313,7 @@ class _Runs:
         self._watches_updates = job.workload.has_custom_step and not why_not_replayed(job)
         self._count = 0
         self.moves: Moves | None = None
-        """Parameters that a step defined by the workload changed between updates, over all runs."""
+        """Parameters that changed between updates, over all runs, in a step defined by the workload."""
 
     def run(
         self,
@@ -326,7 +326,7 @@ class _Runs:
         audits: bool = True,
         draws: bool = False,
     ) -> _Run:
-        """Run the protocol once; with `horizon_seed`, over the horizon as well."""
+        """Run the protocol once, and over the horizon as well if `horizon_seed` is given."""
         protocol = self._request.protocol
         seed = protocol.seed if seed is None else seed
         if update_watch is None and self._watches_updates:
@@ -375,8 +375,8 @@ class _Runs:
         }
 
     def bias_corrections(self, first: _Run) -> Tolerance | None:
-        """Measure the tolerance for rounding the update's bias corrections; None where neither candidates nor the
-        reference round them.
+        """Measure the tolerance for rounding in the update's bias corrections; None if neither candidates nor the
+        reference round there.
         """
         optimizer = self._optimizer
         wanted = self._request.bias_corrections or rounds_bias_corrections(optimizer)
@@ -405,8 +405,8 @@ class _Runs:
         return is_in_fp32(self._request.choices) and self._request.own_roundoff <= FP32_ROUNDOFF
 
     def in_fp32(self) -> Compared | None:
-        """Return the gradients of the audits by the reference's twin; None if there is no twin or none is needed, if
-        the memory beside the reference is too small for it, or if its runs would exceed their time limit.
+        """Return the gradients that the reference's twin has in the audits. Return None if there is no twin or none is
+        needed, if the memory beside the reference is too small for it, or if its runs would exceed their time limit.
         """
         num_ranks = self._coordinator.num_ranks
         if self.are_in_fp32 or not has_twin(self._job.device, num_ranks):
@@ -419,7 +419,9 @@ class _Runs:
             return None
 
     def _audits_of_twin(self) -> Compared | None:
-        """Audit the twin, a second time, and disturbed; None if that would exceed the time limit."""
+        """Audit the twin, repeat the audit, and repeat it with disturbances; return None if that would exceed the time
+        limit.
+        """
         protocol = self._request.protocol
 
         def run(disturb: Disturbance | None = None) -> GradientWatch:

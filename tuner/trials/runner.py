@@ -60,7 +60,7 @@ MEMORY_MARGIN = 0.10
 """Share of the free memory that trials must leave free."""
 TASK_DEADLINE_S = 900.0
 MAX_RENEWALS = 10
-"""Maximum number of deadlines that a task may use up, as user code could report progress without end."""
+"""Maximum number of deadlines that a task may take, because user code could report progress without end."""
 
 
 @dataclass
@@ -80,7 +80,7 @@ class _Beside:
     request: ReferenceRequest
     task: _Task
     until_s: float
-    """Time at which the task is abandoned, on the monotonic clock."""
+    """Time on the monotonic clock at which the task is abandoned."""
 
     @property
     def made(self) -> bool:
@@ -150,11 +150,11 @@ class LocalRunner:
         self._check = check
         self._hosts = hosts
         self._heard: list[Host] = []
-        """Hosts whose messages the job board receives."""
+        """Hosts from which the job board receives messages."""
         self._places: set[str] = set()
-        """Locations of the hosts whose environments were found to agree."""
+        """Locations of the hosts that were found to have the same environment."""
         self._given_up: tuple[float, str] | None = None
-        """Time at which the running task is abandoned, on the monotonic clock, and the task's name."""
+        """Time on the monotonic clock at which the running task is abandoned, and the task's name."""
         self._beside: _Beside | None = None
         self._servers: dict[tuple[tuple[str, str], ...], ServerConnection | SpreadServer] = {}
         directory.mkdir(parents=True, exist_ok=True)
@@ -260,7 +260,7 @@ class LocalRunner:
         return self._task(entry, request, num_ranks=self._num_ranks)
 
     def _task(self, entry: str, request: Any, variables: Mapping[str, str] | None = None, num_ranks: int = 1) -> bytes:
-        """Run a task, and repeat it if its environment ended it."""
+        """Run a task; repeat it if the environment ended it."""
         variables = {**self._variables, **(variables or {})}
         repeats = 0
         while True:
@@ -390,7 +390,7 @@ class LocalRunner:
 
     def _end_beside(self, jobs: Sequence[Job]) -> None:
         """Wait for the guard's reference that was begun beside a group, because nothing may be measured meanwhile. A
-        reference that takes too long is ended with the group, and made when it is needed.
+        reference that takes too long is ended with the group, and is made again when it is needed.
 
         Args:
             jobs: Jobs of the group, which end with their trial server.
@@ -412,7 +412,7 @@ class LocalRunner:
         self._sandbox.tidy([server.temporary for server in self._servers.values()])
 
     def _outlive(self, error: RunnerError, jobs: Sequence[Job]) -> None:
-        """Remove trial servers that died: their jobs failed with them, and the next jobs get a new server.
+        """Remove trial servers that died. Their jobs have failed with them, and the next jobs get a new server.
 
         Raises:
             RunnerError: The error had another cause, or the server was killed on purpose.
@@ -460,7 +460,7 @@ class LocalRunner:
     # --- servers ------------------------------------------------------------------------------
 
     def _begin(self, variables: Mapping[str, str], **job: Any) -> Job:
-        """Start a job; if the trial server died while idle, start it on a new one.
+        """Start a job. If its trial server died while idle, start the job on a new one.
 
         Raises:
             RunnerError: The new server is gone, too, or the servers were killed on purpose.
@@ -488,7 +488,7 @@ class LocalRunner:
         return self._servers[key]
 
     def _started(self, variables: Mapping[str, str]) -> ServerConnection | SpreadServer:
-        """Start a new server on all hosts. A host that is lost when the server starts may reconnect once.
+        """Start a new server on all hosts. A host that is lost meanwhile may reconnect once.
 
         Raises:
             RunnerError: The host did not come back, or another was lost, too.
@@ -534,7 +534,7 @@ class LocalRunner:
             self._described()  # one in the place of a lost one has to be like it
 
     def _lose_hosts(self) -> None:
-        """Stop listening to lost hosts; their jobs are gone."""
+        """Stop listening to lost hosts and forget their jobs."""
         for host in self._hosts.lost() if self._hosts is not None else ():
             if host in self._heard:
                 self._board.remove_server(host)
@@ -572,7 +572,7 @@ class LocalRunner:
 
 
 def compile_caches(folder: Path) -> dict[str, str]:
-    """Return the environment variables for caches of compiled code that only this study's trials share.
+    """Return the environment variables for the caches of compiled code, which only this study's trials share.
 
     Source: https://docs.pytorch.org/tutorials/recipes/torch_compile_caching_configuration_tutorial.html
     """
@@ -585,7 +585,7 @@ def compile_caches(folder: Path) -> dict[str, str]:
 
 
 def _ended_by_environment(run: GroupRun, repeats: int) -> Failure | None:
-    """Return the failure for which a group is repeated; None if it is not.
+    """Return the failure that requires repeating a group; None if the group is not repeated.
 
     If the kernel killed a trial of several for lack of memory, the caller that grouped them may repeat it alone.
     """
@@ -599,9 +599,7 @@ def _ended_by_environment(run: GroupRun, repeats: int) -> Failure | None:
 
 
 def _out_of_memory(run: GroupRun) -> Failure | None:
-    """Return the failure of a trial that ran out of memory while the guard's reference was made beside it; None if
-    there was none.
-    """
+    """Return the failure of a trial that ran out of memory while the guard's reference was made beside it, or None."""
     for member in run.members:
         failure = member.job.failure
         if failure is not None and failure.kind is FailureKind.OUT_OF_MEMORY:
@@ -611,6 +609,6 @@ def _out_of_memory(run: GroupRun) -> Failure | None:
 
 
 def _died_beside(failure: Failure) -> Failure:
-    """Return the failure of a trial that is repeated because another trial of its group is."""
+    """Return the failure of a trial that must be repeated because another trial of its group failed."""
     message = f"repeated because a trial interleaved with it failed ({failure.message})"
     return Failure(kind=FailureKind.INFRASTRUCTURE, phase=failure.phase, message=message)

@@ -31,13 +31,15 @@ LOCK = "in-use"
 SHARED_MEMORY = Path("/dev/shm")
 GONE = ".gone"
 FORKED = "forked"
-"""Folder with a file for every process that was forked under the server, named by the process id."""
+"""Folder with one file per process forked under the server; the process id is the file's name."""
 MAX_BASE_LENGTH = 55
-"""Maximum length of the directory's path: a socket's path may have 107 bytes, and those of loader workers add 50."""
+"""Maximum length of the directory's path. A socket's path may have 107 bytes, of which loader workers' file names take
+50.
+"""
 
 
 class Scratch:
-    """Temporary directory with a lock, created after abandoned ones were removed.
+    """Temporary directory with a lock. Abandoned directories are removed before it is created.
 
     Args:
         user: Name of the user inside the sandbox, as in its environment; None for ours.
@@ -57,8 +59,8 @@ class Scratch:
         return self._descriptor
 
     def _share_headers(self, user: str | None) -> None:
-        """Link torch.compile's precompiled headers into the directory: making them takes half a minute, they are the
-        same for every program, and torch keeps them under the temporary directory, in a folder named after the user.
+        """Link torch.compile's precompiled headers into the directory. Making them takes half a minute, but they are
+        the same for every program. Torch keeps them under the temporary directory, in a folder named after the user.
         """
         with contextlib.suppress(KeyError, OSError):
             shared = Path(tempfile.gettempdir()).absolute() / _headers_of(getpass.getuser())
@@ -100,7 +102,7 @@ def scratch_directory() -> Iterator[Path]:
 
 
 def note_forks(scratch: Path) -> None:
-    """Make all processes forked from now on, and their descendants, record their ids in the directory first."""
+    """Make all processes forked from now on, and their descendants, first record their ids in the directory."""
     folder = scratch / FORKED
     folder.mkdir()
 
@@ -112,7 +114,7 @@ def note_forks(scratch: Path) -> None:
 
 
 def _remove_segments(folder: Path) -> None:
-    """Remove the shared-memory segments that torch made in recorded processes which have ended."""
+    """Remove the shared-memory segments that torch made in recorded processes, once these have ended."""
     with contextlib.suppress(OSError):
         makers = {file.name: file.stat().st_uid for file in folder.iterdir()}
         for segment in SHARED_MEMORY.glob("torch_*"):
@@ -131,7 +133,9 @@ def _runs(pid: int) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Remove a directory and the segments recorded in it; if interrupted, its new name marks it for removal."""
+    """Remove a directory and the segments recorded in it. If this is interrupted, the directory's new name marks it for
+    removal.
+    """
     _remove_segments(path / FORKED)
     gone = path.with_name(path.name + GONE)
     with contextlib.suppress(OSError):
@@ -140,7 +144,7 @@ def remove(path: Path) -> None:
 
 
 def empty_temporary(*, shared_memory: bool) -> None:
-    """Remove a trial's files from the temporary directory, where that is the server's own.
+    """Remove a trial's files from the temporary directory, if this is the server's own directory.
 
     Links stay, such as that to the precompiled headers. So do files of other users, and mount points: a study's
     directory may be one.
@@ -172,7 +176,7 @@ def _empty(folder: Path, device: int) -> None:
 
 
 def remove_abandoned(base: Path) -> None:
-    """Remove directories whose processes were killed; those of other users are left alone."""
+    """Remove directories of processes that were killed; directories of other users are left alone."""
     for lock in base.glob(f"{PREFIX}*/{LOCK}"):
         with contextlib.suppress(OSError):
             descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)

@@ -60,14 +60,14 @@ from steptune.tuner.trials.scratch import empty_temporary, note_forks, remove
 
 TORCH_MODULES = ("torch", "torch._dynamo", "torch.utils.data", "torch.profiler", "torch.utils.flop_counter")
 RANK_MODULES = tuple(f"steptune.tuner.trials.{name}" for name in ("inspection", "reference", "trial"))
-"""Modules that every rank imports. These import the strategies, including any that other packages provide."""
+"""Modules that every rank imports. They in turn import the strategies, including any that other packages provide."""
 COMPILER_MODULES = ("torch._inductor.compile_fx",)
 """Modules imported while the first job runs, if Triton is present: a rank that compiles would take seconds to import
 them; without Triton it takes less than one.
 """
 KERNEL_MODULES = ("steptune.kernels.applying",)
-"""Modules imported while the first job runs, if Triton is absent. If Triton is present, they would import it, so each
-rank imports them itself.
+"""Modules imported while the first job runs, if Triton is absent. Where Triton is present, they would import it; there
+each rank imports them itself.
 """
 FAILED_RANK_GRACE_S = 2.0
 
@@ -310,7 +310,7 @@ class TrialServer:
         kill_session(rank.pid)
 
     def _drain(self, name: str, number: int, rank: _Rank) -> bool:
-        """Forward the messages left in a dead rank's connection, which a live grandchild may keep open."""
+        """Forward the messages left in a dead rank's connection. A live grandchild may keep the connection open."""
         with selectors.DefaultSelector() as selector:
             selector.register(rank.channel, selectors.EVENT_READ)
             if not selector.select(0):
@@ -333,7 +333,9 @@ class TrialServer:
         self._send(JobEnded(job=name))
 
     def _kill_the_rest(self) -> None:
-        """Kill processes that escaped into another session (as compile workers do), and were orphaned to this one."""
+        """Kill orphaned processes that escaped into another session, as compile workers do, and became this process's
+        children.
+        """
         if self._own_pids or (not kill_descendants() and self._alone):
             kill_all_others()
 
@@ -358,8 +360,8 @@ def _zombie_children() -> set[int]:
 
 
 def variables_of_rank(message: Start, number: int) -> dict[str, str]:
-    """Return the environment variables of a rank in a job on several hosts, including torchrun's; empty for a job on
-    one host.
+    """Return the environment variables of a rank in a job on several hosts, including those of torchrun; empty for a
+    job on one host.
     """
     if not message.variables:
         return {}
@@ -367,8 +369,8 @@ def variables_of_rank(message: Start, number: int) -> dict[str, str]:
 
 
 def rank_modules() -> tuple[str, ...]:
-    """Return Steptune's modules that every rank needs; empty if another package provides strategies, whose import may
-    initialise a device or start a thread.
+    """Return Steptune's modules that every rank needs; empty if another package provides strategies, because importing
+    them may initialise a device or start a thread.
     """
     return () if entry_points(group="steptune.strategies") else RANK_MODULES
 

@@ -1,4 +1,4 @@
-"""Directories that all users of a machine may write, and whose files outlast a trial."""
+"""Directories in which all users of a machine may write, and where files outlast a trial."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from steptune.tuner.records import Record
 from steptune.tuner.trials.launch import Launch
 
 PATIENCE_S = 300.0
-"""Time limit, in seconds, for the first host's value: the first host may start later than this one."""
+"""Time limit, in seconds, for receiving the value from the first host, which may start later than this one."""
 
 
 class _Request(Record):

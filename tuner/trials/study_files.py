@@ -1,4 +1,4 @@
-"""Files of one study that its trials share.
+"""Files of one study that all of its trials share.
 
 data/                   what the workload prepared
 initial_state.tensors   parameters and buffers before the first step
@@ -89,17 +89,19 @@ class StudyFiles:
         return self.trial_directory(trial_id) / f"rank{rank}.trace.json"
 
     def timelines(self, trial_id: str) -> Path:
-        """Return the path of the devices' activity in the profiled steps, reduced for a figure: a list of
+        """Return the path of the devices' activity in the profiled steps, as reduced for a figure: a list of
         `Timeline`.
         """
         return self.trial_directory(trial_id) / "timelines.json"
 
     def analysis(self, trial_id: str) -> Path:
-        """Return the path of the analysis of the ranks' profiles, without timelines and lanes: a `TraceAnalysis`."""
+        """Return the path of the analysis of the ranks' profiles, but without timelines and lanes: a
+        `TraceAnalysis`.
+        """
         return self.trial_directory(trial_id) / "analysis.json"
 
     def lanes(self, trial_id: str) -> Path:
-        """Return the path of every event in the profiled steps by device, stream and thread: a list of `Lane`."""
+        """Return the path of a list of `Lane`: all events in the profiled steps, by device, stream and thread."""
         return self.trial_directory(trial_id) / "lanes.json"
 
     def order(self, rank: int, num_ranks: int) -> EndlessBatches | None:
@@ -118,7 +120,7 @@ class StudyFiles:
         save_tensors(self.guard_batches_file, tensors, {"structure": description})
 
     def guard_batches(self, rank: int = 0, num_ranks: int = 1) -> list[Any]:
-        """Return the guard's batches; rank r of n gets its part of each."""
+        """Return the guard's batches; rank r of n gets its part of each batch."""
         tensors, metadata = map_tensors(self.guard_batches_file)
         batches: list[Any] = unflatten(tensors, metadata["structure"])
         if num_ranks == 1:

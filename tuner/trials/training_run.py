@@ -1,4 +1,4 @@
-"""Training of a configuration for a number of steps, as a user would, to record its loss curve.
+"""Training of a configuration for a number of steps, as a user would train, to record its loss curve.
 
 On as many ranks as the study has, each on its part of every batch: statistics over a batch are not those of one
 process.
@@ -45,7 +45,7 @@ class TrainRequest(Record):
     num_steps: int
     seed: int
     run_id: str = ""
-    """Name of the folder in which several ranks of this run meet, unique to the run."""
+    """Name of the rendezvous folder of this run's ranks, if there are several; unique to the run."""
 
 
 class LossCurve(Record):
@@ -54,7 +54,7 @@ class LossCurve(Record):
     losses: tuple[float, ...]
     """Losses by step, averaged over the ranks."""
     duration_s: float
-    """Seconds of the steps after the first `num_untimed_steps`; `num_units` counts the same steps."""
+    """Seconds taken by the steps after the first `num_untimed_steps`; `num_units` covers the same steps."""
     num_units: int
     """Samples or tokens of all ranks in the timed steps."""
     num_untimed_steps: int = 0

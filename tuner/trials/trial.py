@@ -1,4 +1,6 @@
-"""Process of one rank in a trial: build, guarded warm-up, windows on command, profile, report."""
+"""Process of one rank in a trial: it builds the job, runs the guard and the warm-up, takes windows on command, profiles
+and reports.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,7 @@ from steptune.tuner.workloads.loading import load_workload
 from steptune.tuner.workloads.workload import Workload
 
 WORKER_DEATH_S = 1.0
-"""Maximum seconds from a broken connection to a dying loader worker until its exit status is known."""
+"""Maximum seconds between a broken connection to a dying loader worker and the knowledge of its exit status."""
 TOP = 10
 """Number of kernels and of gaps of a profile in the result."""
 KEPT = 200
@@ -205,7 +207,9 @@ class TrialRun:
         self._require(verdict)
 
     def _verdict(self) -> GuardVerdict:
-        """Run the guard, uncompiled where that suffices; if that runs out of memory, run it compiled in a new job."""
+        """Run the guard, and leave it uncompiled if that suffices. If this runs out of memory, run the guard compiled
+        in a new job.
+        """
         from steptune.tuner.trials.failures import is_out_of_memory
 
         judged = self._files, self.spec, self.rank, self._coordinator
@@ -260,7 +264,7 @@ class TrialRun:
         )
 
     def _compile_ns(self, warmth: WarmUp) -> int:
-        """Return the time of compilation and recording: the excess of the first steps, which are the guard's where
+        """Return the time of compilation and recording: the excess of the first steps, which belong to the guard if
         there is one.
         """
         plan = self._job.plan
@@ -359,7 +363,9 @@ class TrialRun:
             self._channel.send(Profiled(breakdowns=breakdowns, profile=profile, trace=trace))
 
     def _record_details(self) -> DetailsFile:
-        """Record stacks, shapes and allocations of further steps: recording them would slow down the timed ones."""
+        """Record stacks, shapes and allocations in further steps, because recording them would slow down the timed
+        ones.
+        """
         num_steps = self._job.steps_per_round
         path = self._files.trial_directory(self.spec.trial_id) / f"rank{self.rank}.details.json"
         job = self._job
@@ -397,7 +403,9 @@ class TrialRun:
 
 
 def fill_cache(job: TrainingJob, files: StudyFiles) -> None:
-    """Fill a dataset cache with the samples that windows use, so that it is measured as from the second epoch on."""
+    """Fill a dataset cache with the samples of the windows, so that steps are measured as they run from the second
+    epoch on.
+    """
     dataset = getattr(job.loader, "dataset", None)
     if isinstance(dataset, CachedDataset):
         dataset.fill(files.first_indices(MAX_FILLED_BATCHES * job.plan.batches.factor))

@@ -1,4 +1,5 @@
-"""Twin of a candidate: its settings with FP32 in place of its precision, so that everything else is compared in FP32.
+"""Twin of a candidate: its settings with FP32 instead of its own precision, so that everything else is compared in
+FP32.
 
 Under 16 bits a penalty that is missing or a gradient that is 10 % too large may be no larger than rounding. Neither has
 to do with the precision. So a few steps are run once more by a job of the same settings in FP32, whose gradients are
@@ -41,8 +42,8 @@ DISPLACEMENT = 0.02
 """Relative size of the noise that is added to copies of parameters."""
 TWIN_DEVICES = ("cpu", "cuda")
 TWIN_DEVICES_OF_RANKS = ("cpu",)
-"""Devices on which several ranks have a twin. GPUs are left out: if one rank lacked memory for its twin, the others
-would wait for it.
+"""Devices on which a job of several ranks has a twin. GPUs are left out: if one rank lacked memory for its twin, the
+others would wait for it.
 """
 
 
@@ -51,7 +52,7 @@ def is_in_fp32(choices: Mapping[str, Choice]) -> bool:
 
 
 def has_twin(device: torch.device, num_ranks: int) -> bool:
-    """Say whether a second job can be built beside the first: only on devices on which FP32 was tested."""
+    """Say whether a second job can be built beside the first, which requires a device on which FP32 was tested."""
     return device.type in (TWIN_DEVICES if num_ranks == 1 else TWIN_DEVICES_OF_RANKS)
 
 
@@ -89,8 +90,8 @@ def audit(
     protocol: Protocol,
     disturb: Disturbance | None = None,
 ) -> GradientWatch:
-    """Run the audits of a protocol (its first step if it has none) from the initial parameters, disturbed if requested,
-    with noise added to untrained copies of parameters.
+    """Run a protocol's audits (its first step if it has no audits) from the initial parameters. Disturb the parameters
+    if requested, and add noise to untrained copies of parameters.
     """
     import torch
 
@@ -113,7 +114,7 @@ def audit(
 
 
 def _moved_copies(twin: TrainingJob, files: StudyFiles) -> dict[str, torch.Tensor]:
-    """Return noisy values for untrained tensors that begin as a parameter's copy, such as an average of weights.
+    """Return noisy values for untrained tensors that start as a copy of a parameter, such as an average of weights.
 
     A teacher that equals its student gives it no gradient, so that a fault in its use would not show.
     """
@@ -151,7 +152,9 @@ def _set(twin: TrainingJob, values: Mapping[str, torch.Tensor]) -> None:
 
 @contextmanager
 def _without_timing_convolutions() -> Iterator[None]:
-    """Switch off the benchmarking of convolution algorithms while active: it takes long if the algorithms are slow."""
+    """Switch off the benchmarking of convolution algorithms while active, because it takes long if the algorithms are
+    slow.
+    """
     import torch
 
     before = torch.backends.cudnn.benchmark

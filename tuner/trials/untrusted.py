@@ -1,4 +1,4 @@
-"""Reading of files from a directory in which user code may write.
+"""Safe reading of files from a directory in which user code may write.
 
 User code may put links, pipes or folders in the place of files or of the folders above them, at any moment. So every
 folder is opened from the one before, and no link is ever followed.

@@ -1,4 +1,4 @@
-"""Recording of updates for their replay, while guarded steps run in a rank."""
+"""Recording of updates in a rank during guarded steps, for their replay."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class UpdateWatch:
 
     @property
     def why_no_rule(self) -> str | None:
-        """Reason for which an optimizer of the recorded steps cannot be replayed; None where all can."""
+        """Reason why an optimizer of the recorded steps cannot be replayed; None if all can."""
         return next((why for why in (_why_not_element_wise(track.optimizer) for track in self.tracks) if why), None)
 
     @property
@@ -132,7 +132,7 @@ class OwnUpdateWatch(UpdateWatch):
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Record a step, with its updates of all optimizers."""
+        """Record a step and, in it, the updates of all optimizers."""
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
         self._names = {parameter: name for name, parameter in self._job.updated_parameters()}
@@ -148,7 +148,7 @@ class OwnUpdateWatch(UpdateWatch):
                 handle.remove()
 
     def on_repeat(self) -> None:
-        """Discard the updates of other optimizers in the attempt that was skipped."""
+        """Discard the updates that other optimizers made in the skipped attempt."""
         for track, count in zip(self.tracks, self._counts, strict=False):
             del track.steps[count:], track.groups[count:]
         del self.tracks[len(self._counts) :]
@@ -186,13 +186,13 @@ class OwnUpdateWatch(UpdateWatch):
         return known
 
     def _parameters_of(self, optimizer: torch.optim.Optimizer) -> dict[str, torch.nn.Parameter]:
-        """Return an optimizer's parameters by name; those that are not the model's by their index."""
+        """Return an optimizer's parameters by name, or by index if they do not belong to the model."""
         own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         return {self._names.get(parameter, f"parameter {number}"): parameter for number, parameter in enumerate(own)}
 
 
 class OtherOptimizers:
-    """Other optimizers than a job's that take part in its steps, with their initial state."""
+    """Optimizers, other than the job's own, that take part in its steps, with their initial state."""
 
     def __init__(self, job: TrainingJob) -> None:
         self._job = job
@@ -200,7 +200,7 @@ class OtherOptimizers:
 
     @contextmanager
     def seen(self) -> Iterator[None]:
-        """Record the optimizers that step while active, with their state before."""
+        """Record the optimizers that step while this is active, with their earlier state."""
         if not self._job.workload.has_custom_step:
             yield
             return
@@ -272,7 +272,9 @@ def _states(
 
 
 def sampled(tensor: torch.Tensor) -> torch.Tensor:
-    """Return evenly spaced elements, FP64 on the CPU: the same ones for every tensor of this shape, in any layout."""
+    """Return evenly spaced elements as FP64 on the CPU: the same places for every tensor of this shape, in any
+    layout.
+    """
     import torch
 
     flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).reshape(-1)
@@ -287,7 +289,7 @@ def _options(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Say whether an option has a plain value: a user's group may hold other objects that its optimizer does not
+    """Say whether an option has a plain value. A user's group may also hold objects that its optimizer does not
     read.
     """
     items = value if isinstance(value, list) else [value]

@@ -32,13 +32,13 @@ class WarmUp:
 
     @property
     def excess_ns(self) -> int:
-        """Excess over the time of as many steady steps: compilation, capture, autotuning, first memory accesses."""
+        """Excess of the warm-up over as many steady steps: compilation, capture, autotuning, first memory accesses."""
         return max(0, sum(self.step_ns) - len(self.step_ns) * self.steady_step_ns)
 
 
 def warm_up(stepper: Stepper, coordinator: Coordinator) -> WarmUp:
-    """Run steps until two successive groups of steps take the same time within a tenth and no graph was compiled in
-    them, or until a cap, which is reported. Compile workers are ended after the first step without compilation.
+    """Run steps until two successive groups of steps compile nothing and take the same time within a tenth, or until a
+    cap, which is reported. End compile workers after the first step without compilation.
 
     The cap counts from the last compilation, so that a long compilation does not use it up.
     """

@@ -23,7 +23,7 @@ from steptune.tuner.trials.shared_places import SHARED_PLACES
 
 INTERVAL_S = 0.2
 LOOK_SHARE = 0.05
-"""Maximum share of the time spent on reading the memory of processes, as long as a reading takes less than half a
+"""Maximum share of time spent on reading the memory of processes, as long as each reading takes less than half a
 second.
 """
 LONGEST_PAUSE_S = 10.0
@@ -31,7 +31,7 @@ LONGEST_PAUSE_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Quota:
-    """Limits of the trials of one study together, and of all studies of one submitter on a machine.
+    """Limits of one study's trials together, and of all studies of one submitter on a machine.
 
     Attributes:
         disk_bytes: Size of all files in the study's directory.
@@ -90,7 +90,7 @@ class Watch:
         self._counted = []
 
     def exceeded(self, phase: Phase) -> Failure | None:
-        """Return the failure for a limit that is exceeded now; None otherwise, and while the last check is recent."""
+        """Return the failure for a limit that is exceeded now; None if none is, or if the last check was recent."""
         if time.monotonic() - self._looked_s < INTERVAL_S:
             return None
         self._looked_s = time.monotonic()
@@ -156,8 +156,8 @@ class Watch:
         )
 
     def _disk(self, phase: Phase) -> Failure | None:
-        """Return the failure for exceeded disk space; files are counted at first, and when free space fell by a tenth
-        of the quota.
+        """Return the failure for exceeded disk space. Files are counted first, and again when free space has fallen by
+        a tenth of the quota.
         """
         free = [_free(directory) for directory in self._directories]
         allowed = self._quota.disk_bytes, self._quota.num_files
@@ -233,7 +233,7 @@ def _usage_of_user(as_user: Sequence[str], directories: Sequence[Path]) -> tuple
 
 
 def _files_of_user(as_user: Sequence[str], directories: Sequence[Path]) -> dict[File, int]:
-    """Return the allocated bytes of each of a user's files, read as that user, who may have closed folders to
+    """Return the allocated bytes of each of a user's files. Read them as that user, who may have closed folders to
     others.
     """
     script = 'find "$@" -xdev -user "$(id -u)" -printf "%D %i %b\\n" 2>/dev/null'

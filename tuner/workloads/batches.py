@@ -1,4 +1,4 @@
-"""The order of batches: drawn once per study, the same for every trial, and seekable.
+"""Fixed order of batches: drawn once per study, the same for every trial, and seekable.
 
 The user's own sampler (or a seeded shuffle) is run once, epoch after epoch, and its batches of
 indices are kept. A trial walks through them endlessly, and a measured window can begin at any of
@@ -87,7 +87,7 @@ def part_of_rank(num_samples: int, rank: int, num_ranks: int) -> slice:
 
 
 class EndlessBatches:
-    """A batch sampler over a fixed list of batches that never ends and can be moved.
+    """Batch sampler over a fixed list of batches; it never ends and can be moved to a position.
 
     `seek` takes effect on the next batch that the loader asks for; what it holds already comes
     first. A rank gets its part of each batch (`part_of_rank`).
@@ -120,7 +120,7 @@ class EndlessBatches:
         return self._next * self.merged
 
     def first_pool(self) -> tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]:
-        """Return the batches of the first pool, and the user's batches that hold the same samples."""
+        """Return the batches of the first pool, and the batches of the user that contain the same samples."""
         return self.batches[: self.pool], self.original[: self.pool * self.merged]
 
     @property
@@ -134,7 +134,7 @@ class EndlessBatches:
     def regrouped(
         self, batches: Sequence[Sequence[int]], *, merged: int, pool: int, length: Callable[[int], int]
     ) -> EndlessBatches:
-        """Return a sampler over the same samples in other batches."""
+        """Return a sampler that puts the same samples into other batches."""
         other = EndlessBatches(batches, self._rank, self.num_ranks, merged=merged, pool=pool)
         other.original, other.length = self.original, length
         return other

@@ -68,7 +68,7 @@ def noticing_scripts(say: Callable[[str], None] | None = None) -> Iterator[None]
 
 
 def _refuse(what: str) -> None:
-    """Refuse an operation of the module that is being imported, if it is the user's own and not a library's."""
+    """Refuse an operation of the module that is being imported, if the module is the user's own and not a library's."""
     frame = _module_frame(sys._getframe(1))
     if frame is not None:
         place = f"{frame.f_code.co_filename}, line {frame.f_lineno}"
@@ -76,7 +76,7 @@ def _refuse(what: str) -> None:
 
 
 def _module_frame(frame: FrameType | None) -> FrameType | None:
-    """Return the frame of the innermost module whose code is running, if it is the user's."""
+    """Return the frame of the innermost module that is running code, if the module is the user's."""
     while frame is not None and frame.f_code.co_name != "<module>":
         frame = frame.f_back
     return frame if frame is not None and is_users(frame.f_code.co_filename) else None

@@ -1,4 +1,4 @@
-"""Knobs of a workload: attributes that Steptune may set to other values, and whose effect on the step it measures.
+"""Knobs of a workload: attributes that Steptune may set to other values to measure their effect on the step.
 
     class Chunked(Workload):
         chunk = 2                        # what you run today
@@ -120,8 +120,8 @@ def _identity(value: Scalar) -> tuple[type, Scalar]:
 
 
 def is_read(workload: Workload, name: str) -> bool:
-    """Say whether the code of any method of the workload except `__init__` names the attribute. Reads elsewhere,
-    through a workload that was passed on, are not seen.
+    """Say whether any method of the workload except `__init__` names the attribute. Code that reads it elsewhere, from
+    a workload passed to it, is not found.
     """
     own = [cls for cls in type(workload).__mro__ if cls.__module__ != Workload.__module__]
     functions = [f for cls in own for method, f in vars(cls).items() if method != "__init__"]

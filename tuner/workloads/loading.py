@@ -1,4 +1,4 @@
-"""Construction of a workload from a reference. It runs where user code may run: in a rank, never in a parent."""
+"""Construction of a workload from a reference, where user code may run: in a rank, never in a parent."""
 
 from __future__ import annotations
 

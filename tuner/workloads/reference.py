@@ -97,7 +97,7 @@ def format_reference(reference: WorkloadReference) -> str:
 
 
 def source_digest(reference: WorkloadReference) -> str:
-    """Return the digest of a workload's own file, to keep results of an edited workload apart."""
+    """Return the digest of a workload's own file, which keeps the results of an edited workload separate."""
     if reference.kind == "file":
         return hashlib.sha256(reference.path.read_bytes()).hexdigest()[:16]
     return hashlib.sha256(format_reference(reference).encode()).hexdigest()[:16]
@@ -131,7 +131,9 @@ def _check_file(path: Path, name: str) -> None:
 
 
 def _defined_names(body: Sequence[ast.stmt]) -> Iterator[str]:
-    """Yield the names that a module's statements define, also under `if`, `try` and `with`; `*` for star imports."""
+    """Yield the names that a module's statements define, also under `if`, `try` and `with`; yield `*` for star
+    imports.
+    """
     for node in body:
         match node:
             case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():

@@ -78,7 +78,7 @@ def _check_values(workload: Workload) -> None:
 
 
 def _check_names(workload: Workload) -> None:
-    """Refuse a member whose name and kind nearly match one of `Workload`: such a typo would be ignored silently.
+    """Refuse a member whose name and kind nearly match a member of `Workload`: such a typo would be ignored silently.
 
     Plain values of one's own are free: `samples = 512` is no mistyped `sampler`, which is a method.
     """

@@ -1,4 +1,4 @@
-"""Workload: a user's model, data, loss and optimizer, and the settings they use today.
+"""Workload: a user's model, data, loss and optimizer, and the settings that the user has today.
 
 A user subclasses `Workload` and implements three methods. Everything else has the default of plain
 PyTorch. Nothing here imports torch, so that a file which only defines workloads loads anywhere.
@@ -37,7 +37,7 @@ class StepJob(Protocol):
 
     @property
     def model(self) -> torch.nn.Module:
-        """The workload's model, transformed and wrapped."""
+        """Model of the workload, transformed and wrapped."""
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -45,7 +45,7 @@ class StepJob(Protocol):
 
     @property
     def scheduler(self) -> Any:
-        """The workload's scheduler, or None."""
+        """Scheduler of the workload, or None."""
 
     def loss(self, batch: Any) -> torch.Tensor:
         """Return the loss of a batch, in the precision of the candidate."""
@@ -133,7 +133,8 @@ class Workload:
 
     def class_token(self, model: torch.nn.Module) -> tuple[torch.nn.Module, torch.nn.Module] | None:
         """Return the place of the class token: the first block that takes it, and the normalisation after which the
-        first token is classified. None without a class token. Needed to try a classifier on the mean of the tokens.
+        first token is classified; None without a class token. This is needed to try a classifier on the mean of the
+        tokens.
 
         Default: the vision transformers of transformers, torchvision and timm.
         """
@@ -150,11 +151,11 @@ class Workload:
         return torch.optim.AdamW([parameter for _, parameter in named_parameters], lr=1e-3)
 
     def scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
-        """Return a learning-rate scheduler, which is stepped once after every update, or None."""
+        """Return a learning-rate scheduler, or None. It is stepped once after every update."""
         return None
 
     def training_step(self, job: StepJob, batch: Any) -> torch.Tensor:
-        """Run one whole step, for training that forward, backward and update do not describe.
+        """Run one whole step. Override it if forward pass, backward pass and update do not describe the training.
 
         Use `job.loss(batch)`, `job.backward(loss)` and `job.update()`. A workload that overrides
         this gives up the strategies that need to know the step: micro-batches and whole-step graphs.
@@ -193,8 +194,9 @@ class Workload:
         return batch
 
     def byte_dataset(self, dataset: Any) -> Any:
-        """Return a dataset of the same samples before their last conversion, such as images in uint8: a quarter of the
-        bytes to copy to the device. `from_bytes` converts them there. Define both or none; `device_prefetch` uses them.
+        """Return a dataset of the same samples before their last conversion, such as images in uint8, with a quarter of
+        the bytes to copy to the device. `from_bytes` converts them there. Define both or none; `device_prefetch` uses
+        them.
 
         Args:
             dataset: What `dataset` returned.

@@ -47,7 +47,7 @@ _ATTENTION = (
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_mm")
 
 RECOMPUTED = 0.5
-"""Maximum share of a step that recomputation takes if every block is recomputed."""
+"""Maximum share of a step that recomputation takes, reached if every block is recomputed."""
 
 
 class ActivationCheckpointing(Strategy):
@@ -153,7 +153,7 @@ def checkpointed(block: torch.nn.Module, save: str | None = None) -> None:
 
 
 def _keep_results(block: torch.nn.Module) -> None:
-    """Switch off in-place operation of a block's modules, because it would change kept results."""
+    """Switch off in-place operation of a block's modules, because it would overwrite the results that are kept."""
     for module in block.modules():
         if getattr(module, "inplace", False) is True:
             setattr(module, "inplace", False)  # noqa: B010 (a module of the user's has it, as far as types tell)
@@ -189,8 +189,8 @@ def saved_operators(save: str) -> frozenset[str]:
 
 
 def _policy(saved: frozenset[str], context: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Choose the operators whose results are saved, never those that draw random numbers: the recomputation would draw
-    the next ones too early.
+    """Choose the operators whose results are saved. Operators that draw random numbers are recomputed, so that later
+    ones draw the same numbers again.
     """
     from torch.utils.checkpoint import CheckpointPolicy
 

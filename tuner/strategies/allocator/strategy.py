@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from steptune.tuner.training.plan import Plan
 
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Environment variables of the allocator, both set to the same text: torch reads the first before the second, but up to
-2.11 takes expandable_segments for CUDA from the second only (pytorch #183387).
+"""Environment variables of the allocator, both set to the same text. Torch reads the first before the second, but up to
+version 2.11 it takes expandable_segments for CUDA only from the second (pytorch #183387).
 """
 
 

@@ -40,7 +40,9 @@ _OPERATORS = {
     "math": r"attention_math",
     "flash": r"flash",
 }
-"""Patterns of each back end's operators and kernels; the first match counts, since cuDNN's names contain flash too."""
+"""Patterns of each back end's operators and kernels. The first match is taken, because cuDNN's names also contain
+"flash".
+"""
 
 
 class AttentionBackend(Strategy):
@@ -91,7 +93,7 @@ class AttentionBackend(Strategy):
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
         """Judge by the operators and kernels of the profiled steps, which contain all attention. A compiler turns the
-        math backend into plain matmuls and a softmax; then the absence of any other back end shows it.
+        math back end into plain matmuls and a softmax; it is then recognised by the absence of all other back ends.
         """
         backend, operators = choice["backend"], evidence.get("operators", ())
         ran = {name: found for name in operators if (found := backend_of(name))}
@@ -109,5 +111,5 @@ class AttentionBackend(Strategy):
 
 
 def backend_of(operator: str) -> str | None:
-    """Return the back end that an operator or kernel belongs to, by its name; None for one that is not attention."""
+    """Return the back end that an operator or kernel belongs to, by its name; None if it computes no attention."""
     return next((name for name, pattern in _OPERATORS.items() if re.search(pattern, operator.lower())), None)

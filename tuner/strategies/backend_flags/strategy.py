@@ -134,7 +134,7 @@ class BackendFlags(Strategy):
         }
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
-        """Judge the flags. TF32 that this strategy did not set may be set by `precision`."""
+        """Judge the flags. If this strategy leaves TF32 off, TF32 is not judged, because `precision` may enable it."""
         return super().took_effect(evidence, {k: v for k, v in choice.items() if k != "tf32" or v})
 
 

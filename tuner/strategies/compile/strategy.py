@@ -48,17 +48,17 @@ if TYPE_CHECKING:
 
 SETTING_UP_S, KIND_S, BLOCK_S, MODEL_S = 8.0, 3.5, 1.8, 52.0
 """Seconds of a first compilation on a host with 16 cores: a fixed part, the first block of each kind, each further
-block of a model compiled as a whole, and a whole model without blocks. The second and third count once per training
-mode.
+block of a model compiled as a whole, and a whole model without blocks. The second and third parts are needed once per
+training mode.
 """
 AUTOTUNING = 4.0
 """Factor by which autotuning, which chooses kernels by timing them, lengthens all parts but the fixed one."""
 WHOLE_PART = 0.4
 """Share of the bound that compiling the whole model usually realises; blocks alone realise less."""
 GRAPHS_PART = 0.7
-"""Share of the device's waiting for launches that CUDA graphs usually save."""
+"""Share of the device's waiting time for launches that CUDA graphs usually save."""
 AUTOTUNED_PART = 0.15
-"""Share of the matmuls' time above their roofline that autotuned kernels usually save."""
+"""Share of the matmuls' excess time over their roofline that autotuned kernels usually save."""
 
 
 class Compile(Strategy):
@@ -108,7 +108,9 @@ class Compile(Strategy):
         return Supported()
 
     def _scopes(self, workload: WorkloadFacts) -> list[str]:
-        """Return the scopes, the one with the shorter compilation first; the whole model if both take as long."""
+        """Return the scopes, sorted by their compilation time; the whole model comes first if both take equally
+        long.
+        """
         scopes = ["whole", "regional"] if workload.model.num_blocks > 1 else ["whole"]
         return sorted(scopes, key=lambda scope: self.cost_s({"mode": "default", "scope": scope}, workload))
 
@@ -186,8 +188,8 @@ class Compile(Strategy):
         return jointly(fused, at_roofline(situation, Category.MATMUL, Category.ATTENTION))
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Return the expected saving: CUDA graphs remove most of the waiting for launches; for a model that is already
-        compiled, only the additional features count.
+        """Return the expected saving. CUDA graphs remove most of the waiting for launches; if the model is already
+        compiled, only the additional features save time.
         """
         waiting = removable(situation, Category.HOST, Category.LAUNCH_LATENCY)
         graphs = choice["mode"] in MODES_WITH_GRAPHS
@@ -197,7 +199,7 @@ class Compile(Strategy):
         return part * self.bound(situation, choice) + ((GRAPHS_PART - part) * waiting if graphs else 0.0)
 
     def _expected_of_another(self, situation: Situation, choice: Choice, waiting: float) -> float | None:
-        """Return the expected saving of a compilation other than the incumbent's, from its additional features only."""
+        """Return the expected saving over the incumbent's compilation, from the additional features only."""
         current = situation.choices[self.name]
         if choice["mode"] in MODES_WITH_GRAPHS and current["mode"] not in MODES_WITH_GRAPHS:
             return GRAPHS_PART * waiting
@@ -224,7 +226,9 @@ class Compile(Strategy):
         }
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
-        """Judge whether a graph was compiled, no function was given up, and requested CUDA graphs were recorded."""
+        """Judge whether a graph was compiled, no function fell back to running uncompiled, and requested CUDA graphs
+        were recorded.
+        """
         if choice["mode"] is None:
             return Effect(strategy=self.name, took=True, detail="off")
         graphs, breaks = evidence.get("graphs", 0), evidence.get("graph_breaks", 0)

@@ -1,4 +1,4 @@
-"""Estimates of the loading time that other choices of data loading save."""
+"""Estimates of the loading time that another choice of data loading saves."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from steptune.tuner.strategies.data_loading.choice import DataLoadingSetting
 from steptune.tuner.strategies.larger_global_batch.choice import LargerGlobalBatchSetting
 
 FASTER_IN_A_WORKER = 2.0
-"""Speed-up of making a batch in a worker, which has one thread; the main process's threads wait for each other over
-small tensors. A ResNet over JPEG files on two cores showed 1.4.
+"""Speed-up of making a batch in a single-threaded worker instead of the main process, whose threads wait for each other
+over small tensors. A ResNet over JPEG files on two cores showed 1.4.
 """
 
 
@@ -48,9 +48,9 @@ def pipelined_input(situation: Situation, num_workers: int) -> float:
 
 
 def input_without_workers(situation: Situation) -> float:
-    """Return the share of the step that loading in the main process should save over the incumbent's workers: their
-    starts and the wait for them, less the loading of a batch, for which the device waits. Negative if loading in the
-    main process takes longer.
+    """Return the share of the step that loading in the main process should save. It saves the start of the incumbent's
+    workers and the wait for them, but the device waits while a batch is loaded. Negative if loading in the main process
+    takes longer.
 
     This is an estimate: samples that are cached, or requested as a batch, load faster than in the inspection.
     """

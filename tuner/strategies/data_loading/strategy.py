@@ -53,7 +53,9 @@ if TYPE_CHECKING:
 
 
 WITHOUT_WORKERS_PART = 0.9
-"""Share of the saving, as estimated from a sample's measured time, that loading without workers usually realises."""
+"""Share of the estimated saving that loading without workers usually realises; the estimate uses a sample's measured
+time.
+"""
 SHORT_EPOCH_STEPS = 1000
 """Maximum number of steps of an epoch for which loading the next epoch ahead is worth a trial."""
 PINNED_PART = 0.5
@@ -157,8 +159,8 @@ class DataLoading(Strategy):
         return found
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Return the expected saving: workers hide the wait for data, pinned memory lets copies overlap the host. If
-        there is no wait to hide, workers only pass batches on, so pinned memory alone is tried first.
+        """Return the expected saving: workers hide the wait for data, and pinned memory lets copies overlap work of the
+        host. Without a wait to hide, workers only pass batches on, so pinned memory alone is tried first.
         """
         best = self._hidden_at_most(situation, choice)
         hidden = best
@@ -170,8 +172,8 @@ class DataLoading(Strategy):
         return part * hidden + PINNED_PART * (self.bound(situation, choice) - best)
 
     def _hidden_at_most(self, situation: Situation, choice: Choice) -> float:
-        """Return an upper bound of the share of the step that a loader hides. For a choice without workers it is the
-        wait for today's workers and their starts, because the time of a batch is then not known well enough.
+        """Return an upper bound of the share of the step that a loader hides. Without workers, the bound is the wait
+        for today's workers and their starts, because the time of a batch is then not known well enough.
         """
         if choice["num_workers"]:
             return pipelined_input(situation, int(choice["num_workers"]))

@@ -86,8 +86,8 @@ class DatasetCache(Strategy):
         return jointly(without(situation, Category.DATA_WAIT), without_crowding(situation))
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Return the expected saving: most of the wait for data, less the share of the step's cores that the workers
-        use.
+        """Return the expected saving if workers take cores from the step: most of the wait for data, and a part of the
+        time that freed cores save. Else return None.
         """
         if not without_crowding(situation):
             return None
@@ -100,7 +100,7 @@ class DatasetCache(Strategy):
 
 
 class CachedDataset:
-    """Map-style dataset whose deterministic part is stored.
+    """Map-style dataset that stores the results of its deterministic part.
 
     The memory cache is filled by the process that calls `fill` before workers are forked, so that all share it; samples
     that were not filled are loaded by the process that asks, and kept there. The disk cache is shared by all processes

@@ -81,7 +81,9 @@ class DdpBuckets(Strategy):
         return self._makes_other_buckets(choice, workload)
 
     def _makes_other_buckets(self, choice: Choice, workload: WorkloadFacts) -> Support:
-        """Check that bucket sizes group this model's gradients differently from today's and the other tried sizes."""
+        """Check that bucket sizes group this model's gradients differently from today's sizes and from the others that
+        are tried.
+        """
         today, total = self.neutral(workload), workload.model.parameter_bytes / MIB
         if any(choice[name] != today[name] for name in self.defaults if name not in SIZES):
             return Supported()
@@ -112,8 +114,8 @@ class DdpBuckets(Strategy):
         return {name: choice[name] for name in ("first_bucket_mb", "bucket_cap_mb")}
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Return the maximum savings: exposed communication, except the last bucket where the links are known; copies
-        of the gradients, where they become views of their bucket; and the search for unused parameters.
+        """Return the maximum savings: exposed communication (without the last bucket if the links are known), copies of
+        gradients that become views of their bucket, and the search for unused parameters.
         """
         communication = {Category.COMMUNICATION: self._saved_communication(situation, choice)}
         return jointly(communication, self._saved_beside(situation, choice))
@@ -129,7 +131,9 @@ class DdpBuckets(Strategy):
         return without(situation, *others)
 
     def _saved_communication(self, situation: Situation, choice: Choice) -> float:
-        """Return the maximum saving of communication: other buckets may start earlier and hide all but the last one."""
+        """Return the maximum saving of communication: with other sizes, buckets may start earlier and hide all but the
+        last one.
+        """
         now, then = reduction(situation), reduction(situation, **self.exchange(choice))
         if now is None or then is None:
             return removable(situation, Category.COMMUNICATION)
@@ -137,7 +141,7 @@ class DdpBuckets(Strategy):
         return most_saved(situation, now, hidden)
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Return the expected saving of other sizes: fewer calls, or a shorter last bucket. The bytes sent stay the
+        """Return the expected saving of other sizes, from fewer calls or a shorter last bucket. The bytes sent stay the
         same.
         """
         now, then = reduction(situation), reduction(situation, **self.exchange(choice))

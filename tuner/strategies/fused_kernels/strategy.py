@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _OF_MODEL = (*COMPUTE, Category.HOST, Category.LAUNCH_LATENCY, Category.SYNCHRONISATION)
 _OF_OPTIMIZER = (Category.OPTIMIZER, Category.OPTIMIZER_HOST)
 COMPILE_S = 20.0
-"""Seconds to compile a kernel's two directions, for each shape that the model has."""
+"""Seconds to compile a kernel's forward and backward pass, for each shape that the model has."""
 
 
 class FusedKernels(Strategy):
@@ -57,7 +57,7 @@ class FusedKernels(Strategy):
     usual_realisation = 0.2
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
-        """Return a choice of all kernels that the model can use, then a choice of each kernel alone."""
+        """Return one choice of all kernels that the model can use together, then one choice for each kernel alone."""
         useful = [name for name in self.defaults if workload.model.kernel_refusals.get(name) == ""]
         changes: list[Choice] = [dict.fromkeys(useful, True)] if useful else []
         changes += [{name: True} for name in self.defaults]
@@ -95,8 +95,8 @@ class FusedKernels(Strategy):
             plan.model.append(use_kernels)
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Return the maximum savings: matmuls at peak rate, and no time in the other categories that the strategy
-        attacks, because the pattern's share is not known.
+        """Return the maximum savings: matmuls at peak rate, and no time at all in the other categories that the
+        strategy attacks, because the share of the replaced parts is not known.
         """
         wanted = {name for name, is_wanted in choice.items() if is_wanted}
         of_optimizer = without(situation, *_OF_OPTIMIZER) if wanted & set(OF_OPTIMIZER) else {}

@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar, Literal
 from steptune.tuner.strategies.api import Setting
 
 FEEDS_BACK = ("one_bit", "powersgd", "dgc")
-"""Techniques with error feedback: they keep what a step does not send."""
+"""Techniques with error feedback: what a step does not send is kept for later steps."""
 WHOLE_TENSORS = ("powersgd", "dgc")
-"""Techniques that compress whole tensors, not runs of numbers."""
+"""Techniques that compress whole tensors, not flat sequences of numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)

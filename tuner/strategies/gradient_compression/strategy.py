@@ -106,8 +106,8 @@ class GradientCompression(Strategy):
         return {"compression": choice["method"], "rank": choice["rank"], "ratio": choice["ratio"]}
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Return the maximum savings: exposed communication, less the minimum time of the fewer bytes where the links
-        are known.
+        """Return the maximum savings: exposed communication, less the minimum time of sending the compressed bytes if
+        the links are known.
         """
         today, then = reduction(situation), reduction(situation, **self.exchange(choice))
         if today is None or then is None or choice["method"] == "powersgd":  # whose bytes are known by shapes only
@@ -115,7 +115,7 @@ class GradientCompression(Strategy):
         return {Category.COMMUNICATION: most_saved(situation, today, then)}
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Return the expected saving: the saved communication time, less the compression's own time."""
+        """Return the expected saving: the communication time saved, less the time that compression itself takes."""
         today = reduction(situation, compressing=True)
         then = reduction(situation, compressing=True, **self.exchange(choice))
         return None if today is None or then is None else saved(situation, today, then)

@@ -70,7 +70,7 @@ class HierarchicalAllreduce(Strategy):
         return {"levels": choice["levels"]}
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Return the maximum savings: exposed communication, less the minimum time of the other reduction where the
+        """Return the maximum savings: exposed communication, less the minimum time of the requested reduction if the
         links are known.
         """
         today, then = reduction(situation), reduction(situation, **self.exchange(choice))

@@ -84,8 +84,8 @@ class LengthBalancing(Strategy):
         plan.batches.pool_batches = int(choice["pool_batches"] or 0)
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Return the maximum savings: all padding, and all waiting for other ranks. A matmul over padded tokens shrinks
-        with their number, attention at most with its square.
+        """Return the maximum savings: all padding, and all waiting for other ranks. The time of a matmul falls in
+        proportion to the padded tokens, that of attention at most with their square.
         """
         padding = situation.workload.dataset.padding_share or 0.0
         if not choice["pool_batches"] or situation.choices[self.name]["pool_batches"] == choice["pool_batches"]:

@@ -89,8 +89,8 @@ class LocalSgd(Strategy):
         return {"every": choice["every"]}
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Return the maximum savings: exposed communication, except for the averages, each of which sends as many bytes
-        as the gradients of a step.
+        """Return the maximum savings: exposed communication without that of the averages, each of which sends as many
+        bytes as the gradients of a step.
         """
         today = int(situation.choices[self.name]["every"] or 1)
         kept = today / int(choice["every"] or 1)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from steptune.tuner.training.plan import Plan
 
 OWN = "own"
-"""Choice that stands for a user's value outside the other choices; that value stays unchanged."""
+"""Choice that keeps the user's value if it is none of the other choices."""
 VARIABLES = {
     "algorithm": "NCCL_ALGO",
     "protocol": "NCCL_PROTO",
@@ -49,14 +49,17 @@ TEXTS: Mapping[str, Mapping[str, str]] = {
     "algorithm": {"ring": "allreduce:ring", "tree": "allreduce:tree"},
     "protocol": {"simple": "Simple", "ll": "LL"},
 }
-"""Texts of values in NCCL's variables, where the two differ. The algorithm is set for all-reduces only: no other
-collective has a tree, and NCCL fails if a collective has none of the named algorithms. LL128 is left to NCCL, which
-knows where it is safe."""
+"""Values as NCCL's variables spell them, where the spelling differs. The algorithm is set for all-reduces only: no
+other collective has a tree, and NCCL fails if a collective has none of the named algorithms. LL128 is left to NCCL,
+which knows where it is safe.
+"""
 SOCKETS = ("socket_threads", "sockets_per_thread")
 MAX_CHANNELS, MAX_PER_CHANNEL, MAX_SOCKETS = 64, 16, 64
-"""NCCL's maximum number of channels, of threads or of sockets per thread, and of threads times sockets per thread."""
+"""NCCL's maximum numbers: of channels, of threads (and of sockets per thread), and of threads times sockets per
+thread.
+"""
 TCP_LIKELY = 0.5
-"""Probability that a network uses sockets if only its speed is known: InfiniBand and RoCE use none."""
+"""Probability that a network of known speed but unknown kind uses sockets: InfiniBand and RoCE use none."""
 
 
 class NcclSettings(Strategy):
@@ -125,8 +128,8 @@ class NcclSettings(Strategy):
         return {} if choice == situation.choices[self.name] else without(situation, Category.COMMUNICATION)
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Return the expected saving of other numbers of sockets, by their bandwidth between hosts; None for other
-        parameters.
+        """Return the expected saving of other numbers of sockets, from the bandwidth that they reach between hosts;
+        None for other parameters.
         """
         topology = situation.environment.topology
         now, then = reduction(situation), reduction(situation, **self.exchange(choice))
@@ -136,8 +139,8 @@ class NcclSettings(Strategy):
         return saved(situation, now, then) * (1.0 if topology.is_emulated else TCP_LIKELY)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        """Return evidence: NCCL's environment in this process, the emulation of hosts, NCCL's version, and, where its
-        log is kept (in trials of settings), the settings that it logged.
+        """Return evidence: NCCL's environment in this process, the emulation of hosts, and NCCL's version. In trials of
+        settings, which keep NCCL's log, also return the settings in the log.
         """
         import os
 
@@ -178,7 +181,7 @@ class NcclSettings(Strategy):
 
 
 def _use_of(name: str, wanted: Scalar, used: Mapping[str, Any]) -> tuple[bool, str]:
-    """Return whether NCCL's log shows that a parameter was followed, and a description of the log's evidence."""
+    """Return whether NCCL's log shows that NCCL used a parameter's value, and describe the log's evidence."""
     if name in ("algorithm", "protocol"):
         ran = list(used.get(f"{name}s") or ())
         what = "all-reduces" if name == "algorithm" else "collectives"
@@ -194,7 +197,7 @@ def _use_of(name: str, wanted: Scalar, used: Mapping[str, Any]) -> tuple[bool, s
 
 
 def settings_of(variables: Mapping[str, str]) -> Choice:
-    """Return the complete choice that an environment's variables stand for; an empty variable counts as not set."""
+    """Return the complete choice that an environment's variables stand for; an empty variable is treated as not set."""
     return {name: _value(name, variables.get(variable, "").strip()) for name, variable in VARIABLES.items()}
 
 
@@ -216,7 +219,7 @@ def _unchosen(name: str, value: Scalar) -> Unsupported:
 
 
 def _within_limits(choice: Choice) -> Support:
-    """Check the known limits; a limit on a value left to NCCL, or set by the user, is not checked."""
+    """Check the known limits, but none for a value that is left to NCCL or was set by the user."""
     least, most = choice["min_channels"], choice["max_channels"]
     if isinstance(least, int) and isinstance(most, int) and least > most:
         return Unsupported(f"min_channels ({least}) exceeds max_channels ({most})")

@@ -85,7 +85,7 @@ class OptimizerImplementation(Strategy):
         return without(situation, Category.OPTIMIZER, Category.OPTIMIZER_HOST)
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Return an expected saving of 0 for a loop over parameters that are updated together today; else None."""
+        """Return an expected saving of 0 for a for-loop in place of a multi-tensor or fused update; else None."""
         today = situation.choices[self.name]["implementation"] or situation.workload.optimizer.implementation
         return 0.0 if choice["implementation"] == "for_loop" and today in ("foreach", "fused") else None
 

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved")
 PER_STAGE = (4, 2, 1)
-"""Numbers of micro-batches tried per rank of the pipeline; with more, filling and draining takes a smaller share."""
+"""Numbers of micro-batches tried per rank of the pipeline; the more there are, the smaller the share of filling and
+draining.
+"""
 
 
 class ParallelMesh(Strategy):
@@ -184,15 +186,15 @@ class ParallelMesh(Strategy):
         return {"model_ranks": ParallelMeshSetting.of(choice).model_ranks}
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Return the maximum savings: exposed communication, the pipeline's waits, and the update except a rank's own
-        share of it.
+        """Return the maximum savings: exposed communication, the pipeline's waits, and the part of the update that
+        other ranks do.
         """
         shared = 1 - 1 / ParallelMeshSetting.of(choice).model_ranks
         update = part_of(without(situation, Category.OPTIMIZER, Category.OPTIMIZER_HOST), shared)
         return jointly(without(situation, Category.COMMUNICATION, Category.PIPELINE_BUBBLE), update)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        """Return the axes of the mesh, and the share of the parameters that this rank has."""
+        """Return the axes of the mesh, and the share of the parameters that this rank holds."""
         from steptune.tuner.training.mesh.mesh import Mesh
 
         return job.layout.description() if isinstance(job.layout, Mesh) else dict.fromkeys(AXES, 1)

@@ -30,5 +30,5 @@ class ShardingSetting(Setting):
 
     @property
     def frees(self) -> bool:
-        """True where parameters are freed after the forward pass, and gathered again."""
+        """True where parameters are freed after the forward pass, and gathered again for the backward pass."""
         return frees(self.mode, reshard=self.reshard)

@@ -43,13 +43,13 @@ if TYPE_CHECKING:
     from steptune.tuner.training.plan import Plan
 
 SHOWN = ("prefetch", "backward_prefetch", "cpu_offload", "reduce_each")
-"""Parameters of the strategy that the running job reports as they were set."""
+"""Parameters of the strategy that the running job reports exactly as they were set."""
 SIZES = (1_000_000, 10_000_000, 100_000_000)
 """Minimum numbers of parameters per unit that are tried; the last is FSDP's default."""
 
 
 def unit_key(choice: Mapping[str, Scalar]) -> str:
-    """Return the unit that a choice gathers as one, as `ModelFacts.shard_units` names it."""
+    """Return the name in `ModelFacts.shard_units` of the units that a choice gathers."""
     return f"size {choice['min_num_params']}" if choice["wrap"] == "size" else str(choice["wrap"])
 
 
@@ -168,11 +168,11 @@ class Sharding(Strategy):
         return {**fields, "ignored": choice["ignored"] is not None}
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Return the maximum savings: exposed communication, and the update except a rank's own share of it."""
+        """Return the maximum savings: exposed communication, and the part of the update that other ranks do."""
         return jointly(without(situation, Category.COMMUNICATION), _saved_beside(situation, choice))
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Return the expected saving from the bytes sent, where the links are known, plus a usual part of the rest.
+        """Return the expected saving: from the bytes sent, if the links are known, and a usual share of the rest.
         Offloading to the CPU saves only memory, because data is copied there and back.
         """
         if choice["cpu_offload"]:

@@ -27,7 +27,7 @@ class BucketLayout:
         self._names: Names = {}
 
     def see(self, bucket: GradBucket) -> dict[str, torch.Tensor]:
-        """Register a bucket in a step that compresses.
+        """Register a bucket in a step that compresses gradients.
 
         Returns:
             The state loaded for the bucket, at the first call only.

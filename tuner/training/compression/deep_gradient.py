@@ -108,7 +108,8 @@ class DeepGradient(Compression):
     # --- what the optimizer's checkpoints have ------------------------------------------------
 
     def optimizer_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Return the optimizer's state with the options and momentum that were taken over; every rank must call it.
+        """Return the optimizer's state, including the options and momentum that were taken over; every rank must call
+        it.
 
         The momentum is averaged over the ranks.
         """
@@ -123,7 +124,7 @@ class DeepGradient(Compression):
         return {**state, "state": values, "param_groups": groups}
 
     def optimizer_loaded(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take over options and momentum again, from an optimizer that has loaded its state."""
+        """Take over options and momentum again, after an optimizer has loaded its state."""
         self._options = take_over(optimizer)
         self.momenta, self.unsent, self._thresholds = {}, {}, {}
         for parameter in self._options:
@@ -139,7 +140,7 @@ class DeepGradient(Compression):
 
     @property
     def ratio(self) -> float:
-        """Share of the elements that this step sends."""
+        """Share of the elements that the present step sends."""
         if self.num_steps >= self._warm_up_steps:
             return self._final_ratio
         stage = (STAGES - 1) * self.num_steps // self._warm_up_steps
@@ -249,12 +250,14 @@ class DeepGradient(Compression):
             unsent.add_(momentum.mul_(options.momentum).add_(gradient))
 
     def _largest(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        """Return the indices of the largest unsent values in the flattened tensor; every rank has the same number."""
+        """Return the indices of the largest unsent values in the flattened tensor; every rank returns equally many."""
         unsent = self.unsent[parameter].flatten()
         return unsent.abs().topk(math.ceil(self.ratio * unsent.numel()), sorted=False).indices.int()
 
     def _take(self, parameter: torch.nn.Parameter, places: torch.Tensor) -> torch.Tensor:
-        """Return the values at these places, and set the unsent values and the momentum there to zero."""
+        """Return the values at these places, and set the values that are not sent yet, and the momentum, to zero
+        there.
+        """
         unsent = self.unsent[parameter].view(-1)
         values = unsent[places]
         unsent[places] = 0.0

@@ -48,7 +48,7 @@ class Lane:
         return future
 
     def future(self) -> Future:
-        """Return a future for a later submission to fulfil."""
+        """Return a future that a later submission fulfils."""
         import torch
 
         return torch.futures.Future(devices=None if self._stream is None else [self._device])

@@ -31,7 +31,9 @@ class OwnCost:
 
 
 def own_costs(calibration: Calibration, measured: Mapping[str, OwnCost] | None = None) -> dict[str, OwnCost]:
-    """Return each method's own cost: measured, or estimated; without a measured bandwidth only the launches count."""
+    """Return the compute cost of each method: measured, or estimated. Without a measured bandwidth only the launches
+    are included.
+    """
     rate = calibration.copy_bytes_per_s
     counted = {
         method: OwnCost(ns_per_element=num_bytes / rate * 1e9 if rate else 0.0, call_ns=LAUNCHES[method] * LAUNCH_NS)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class TwoStages(FlatCompression):
-    """Compression with an encoding that is averaged in two stages.
+    """Compression by an encoding whose values are averaged in two stages.
 
     Attributes:
         block: Number of elements that share one scale.
@@ -60,7 +60,7 @@ class TwoStages(FlatCompression):
 
     @abstractmethod
     def encode(self, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Encode rows of numbers: bytes, and one scale per row."""
+        """Encode rows of numbers as bytes and one scale per row."""
 
     @abstractmethod
     def decode(self, payload: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

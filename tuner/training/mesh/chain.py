@@ -1,4 +1,4 @@
-"""Chain of a model's repeated blocks, which can be entered and left between any two blocks.
+"""Chain of a model's repeated blocks: a run of the model can begin or end between any two blocks.
 
 A stage of a pipeline runs the workload's own loss on the whole model, whose blocks are steered: those before the
 stage are passed over, its first one takes what the stage before has sent, and behind its last one the model is left.
@@ -83,7 +83,7 @@ class _Run:
 
 
 class Chain:
-    """A model's blocks with their forward passes replaced, so that runs can start and end at any block.
+    """Blocks of a model with replaced forward passes, so that runs can start and end at any block.
 
     Attributes:
         on_leaving: Called with a stage's output, inside the contexts in which it was computed; or None.
@@ -131,7 +131,7 @@ class Chain:
             return self._ran(loss, _Run(first=len(self.blocks), received=hidden))
 
     def block(self, number: int, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Run one block by itself."""
+        """Run one block alone."""
         return self._inner[number](*args, **kwargs)  # type: ignore[no-any-return]
 
     def _ran(self, loss: Loss, run: _Run) -> torch.Tensor:

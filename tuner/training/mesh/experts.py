@@ -1,4 +1,4 @@
-"""Expert parallelism: the experts of a mixture sharded across ranks, with an exchange of tokens and results.
+"""Expert parallelism: the experts of a mixture are sharded across ranks, which exchange tokens and results.
 
 Every rank routes its own tokens, exactly as without: the same choices, the same capacity, the same dropped ones. An
 all-to-all then brings the slots of every expert to the rank that has it, which runs those of all ranks at once, and
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def lay_experts(model: torch.nn.Module, group: Any, *, even: bool) -> dict[int, Cut]:
-    """Keep only this rank's experts in every layer whose experts can be moved.
+    """Keep only this rank's experts in every layer with experts that can be placed on other ranks.
 
     Args:
         even: Whether all ranks have equally many tokens.
@@ -63,7 +63,7 @@ class _Exchange:
         self._even = even
 
     def __call__(self, slots: torch.Tensor) -> torch.Tensor:
-        """Run the slots (E, C, D) and return their results in the same shape; C may differ from rank to rank."""
+        """Run the slots (E, C, D) and return their results in the same shape; C may be different on each rank."""
         import torch.nn.functional as F
 
         num_experts, capacity, width = slots.shape

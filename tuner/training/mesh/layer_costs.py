@@ -1,4 +1,6 @@
-"""Measurement of every block's costs: forward and backward time, parameters, and activations kept in between."""
+"""Measurement of every block's costs: forward and backward time, parameters, and the activations kept between the two
+passes.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from steptune.tuner.training.mesh.chain import Chain, Examined, Loss
 
 REPEATS = 3
-"""Number of repetitions, of which the fastest counts; the first one is a warm-up."""
+"""Number of repetitions. The fastest one is the result; the first one is a warm-up."""
 
 
 def measure(chain: Chain, examined: Examined, loss: Loss, device: torch.device) -> Costs:

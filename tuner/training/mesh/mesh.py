@@ -81,7 +81,7 @@ class Mesh(ParameterLayout):
     # --- building -----------------------------------------------------------------------------
 
     def lay_out(self, model: torch.nn.Module, workload: Workload, plan: Plan, make_dataset: Callable[[], Any]) -> None:
-        """Reduce the model, initialised as on the first rank, to this rank's parts."""
+        """Give the model the first rank's initial values, and keep only this rank's parts of it."""
         import torch.distributed as dist
 
         for _, tensor in named_state(model):
@@ -168,7 +168,9 @@ class Mesh(ParameterLayout):
     # --- the batch ----------------------------------------------------------------------------
 
     def shared_batch(self, batch: Any) -> Any:
-        """Return the combined batch of all ranks of the replica; with expert parallelism, this rank's own share."""
+        """Return the combined batch of all ranks of the replica; with expert parallelism, only this rank's own
+        share.
+        """
         return self._shares.together(batch) if self._shares else batch
 
     # --- gradients ----------------------------------------------------------------------------
@@ -281,8 +283,8 @@ class Mesh(ParameterLayout):
         return [[self._names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
 
     def _whole_groups(self, own: list[list[str]]) -> list[list[str]]:
-        """Return the names in each group over all ranks: in the optimizer's order if it has all parameters, else in the
-        model's.
+        """Return the parameter names of each group over all ranks, in the optimizer's order if it has all parameters,
+        else in the model's order.
         """
         assert self.replica is not None
         of_ranks = self.replica.every(own)
@@ -314,7 +316,7 @@ def lay_over_mesh(
 
 
 def _group(grid: torch.Tensor) -> Any:
-    """Return this rank's process group among those of the last axis; every rank creates all of them."""
+    """Return this rank's process group along the last axis; every rank creates all of the groups."""
     import torch.distributed as dist
 
     group, _ = dist.new_subgroups_by_enumeration(grid.reshape(-1, grid.shape[-1]).tolist())

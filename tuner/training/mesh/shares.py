@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def shares_are_even(workload: Workload, plan: Plan, num_ranks: int) -> bool:
-    """Say whether all ranks' shares of every batch are known in advance to have equally many samples."""
+    """Say whether it is known in advance that the ranks' shares of every batch have the same number of samples."""
     own = type(workload).batch_sampler is not Workload.batch_sampler
     whole = workload.global_batch * plan.batches.factor
     return workload.drop_last and not own and whole % num_ranks == 0

@@ -19,7 +19,7 @@ STATE_FACTOR = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """Costs of one micro-batch in a block, or in the parts of the model before or after the blocks.
+    """Costs of one micro-batch in a block, or in the part of the model before or after the blocks.
 
     Attributes:
         time_s: Time forward and backward.

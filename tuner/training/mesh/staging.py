@@ -1,4 +1,4 @@
-"""Placement of pipeline stages: cuts from the first rank's measurements, and the parts that each rank keeps."""
+"""Placement of pipeline stages: cuts from the first rank's measurements, and the model parts that each rank keeps."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def ranks_of_parameters(chain: Chain, examined: Examined, stages: Stages) -> dic
 def keep_own(
     chain: Chain, examined: Examined, stages: Stages, on_ranks: dict[str, tuple[int, ...]], group: Any
 ) -> None:
-    """Free the parameters that this rank never uses; those before the blocks stay on every rank and are trained on the
-    first.
+    """Free the parameters that this rank never uses. Parameters before the blocks stay on every rank and are trained on
+    the first.
 
     Raises:
         UnsupportedError: A rank would have nothing to train.

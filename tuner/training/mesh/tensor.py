@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Pattern:
-    """Names that a family of models uses for a pair of matmuls.
+    """Attribute names that a family of models uses for a pair of matmuls.
 
     Attributes:
         columns: Children that read the input; their outputs are cut.
@@ -159,9 +159,7 @@ def _matches(block: torch.nn.Module, patterns: Sequence[Pattern]) -> Iterator[Sp
 
 
 def _checked(split: Split) -> Split:
-    """Check a split and return it with its units counted; sizes must be consistent, and attention may have no other
-    weights.
-    """
+    """Check a split and count its units. Sizes must be consistent, and attention may have no other weights."""
     pattern, name = split.pattern, type(split.core).__name__
     outputs = {_size(product, _column_dim(product)) for product in split.columns}
     inner = _size(split.row, 1 - _column_dim(split.row))
@@ -229,7 +227,7 @@ def _part(module: Any, name: str, cut: Cut, rank: int) -> dict[int, Cut]:
 
 
 def _enter(split: Split, group: Any) -> None:
-    """Pass the input, equal on all ranks, to the columns; its gradient is summed over the ranks."""
+    """Pass the input, equal on all ranks, to the columns, and sum its gradient over the ranks."""
     entering, _ = _exchanges()
     # Columns of one attention share an input: its gradient is summed once.
     module = split.core if split.pattern.heads else split.columns[0]
@@ -257,7 +255,7 @@ def _leave(row: Any, group: Any) -> None:
 
 
 def _exchanges() -> Any:
-    """Return two functions, each the other's gradient: the identity, and the sum over ranks."""
+    """Return two functions: the identity, and the sum over ranks. Each is the gradient of the other."""
     import torch
     import torch.distributed as dist
 

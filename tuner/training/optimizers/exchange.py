@@ -55,14 +55,15 @@ _BELONGS_TO: Mapping[str, str | None] = {
     "nesterov": "momentum",
     "dampening": "momentum",
 }
-"""Options that must not be dropped if the option that they belong to is copied; with None, they must never be dropped.
+"""Options that may be dropped only if the option on their right is not copied; None means that they may never be
+dropped.
 """
 
 
 def exchanged(
     optimizer: torch.optim.Optimizer, algorithm: str, learning_rate: float | None = None
 ) -> torch.optim.Optimizer:
-    """Return a new optimizer of another algorithm, over the groups of one that has not stepped yet.
+    """Return a new optimizer of another algorithm, over the groups of an optimizer that has not stepped yet.
 
     Args:
         learning_rate: Rate of the new algorithm, for groups with the old optimizer's own rate; None keeps the user's.

@@ -1,4 +1,4 @@
-"""LAMB: Adam whose update of each layer is scaled to the size of that layer's weights.
+"""LAMB: Adam, with each layer's update scaled to the norm of the layer's weights.
 
 Of every tensor, with m and v as in Adam (bias-corrected):
 

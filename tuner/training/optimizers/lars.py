@@ -1,4 +1,4 @@
-"""LARS: momentum SGD whose rate of each layer is scaled to the size of that layer's weights.
+"""LARS: momentum SGD, with each layer's learning rate scaled to the norm of the layer's weights.
 
 Of every tensor, with g its gradient:
 

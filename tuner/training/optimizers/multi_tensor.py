@@ -1,4 +1,4 @@
-"""Base class of this folder's optimizers: a step passes all parameters of one kind to the update at once."""
+"""Base class of this folder's optimizers: one call of the update gets all parameters of one kind."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Tensors = list[torch.Tensor] | tuple[torch.Tensor, ...]
 
 
 class MultiTensorOptimizer(torch.optim.Optimizer):
-    """Optimizer that passes each group's parameters with a gradient to `update`, by device, dtype and number of
-    dimensions.
+    """Base of optimizers that pass parameters with a gradient to `update`: one call per group, device, dtype and number
+    of dimensions.
 
     The number of dimensions matters to every optimizer here: vectors (biases, gains of normalisation) are treated
     otherwise than matrices.
@@ -54,18 +54,18 @@ def norms(tensors: Tensors) -> torch.Tensor:
 
 
 def scale_each(tensors: Tensors, factors: torch.Tensor) -> None:
-    """Multiply each tensor by its factor, without waiting for the device to know the factors."""
+    """Multiply each tensor by its factor, without making the host wait for the factors."""
     torch._foreach_mul_(tensors, list(factors.to(tensors[0].dtype).unbind()))
 
 
 def ratios(numerators: torch.Tensor, denominators: torch.Tensor) -> torch.Tensor:
-    """Divide element by element; the ratio is 1 where either is zero, such as for weights that are still zero."""
+    """Divide element by element. The ratio is 1 where either number is zero, as for weights that are still zero."""
     usable = (numerators > 0) & (denominators > 0)
     return torch.where(usable, numerators / denominators, torch.ones_like(numerators))
 
 
 def is_excluded(parameters: list[torch.Tensor], group: dict[str, Any]) -> bool:
-    """Say whether parameters of this kind are neither decayed nor given a rate scaled to their norm."""
+    """Say whether parameters of this kind are excluded from weight decay and from rates scaled to their norm."""
     return bool(group["exclude_vectors"]) and parameters[0].dim() < 2
 
 

@@ -1,4 +1,4 @@
-"""SM3: Adagrad whose statistics are kept for rows and columns instead of every element.
+"""SM3: Adagrad that keeps statistics for rows and columns instead of every element.
 
 Of a tensor with n_1 x n_2 x ... elements, one accumulator a_k of n_k elements for each dimension k:
 

@@ -139,7 +139,7 @@ def _task_of(model_type: str, config: Any) -> str:
 
 
 def _refuse_unknown(fields: dict[str, Any], config: Any, usual: Any) -> None:
-    """Refuse fields that the config does not know: it would keep them silently, without effect.
+    """Refuse fields that the config does not know, because it would keep them silently and without effect.
 
     The size of images is read from it here, whether the model has one or not.
     """

@@ -1,4 +1,4 @@
-"""Ready workloads, named `zoo:NAME?argument=value`: one entry of `ZOO` each. Nothing here imports torch."""
+"""Ready workloads, named `zoo:NAME?argument=value`: each is one entry of `ZOO`. Nothing here imports torch."""
 
 from __future__ import annotations
 

@@ -49,8 +49,8 @@ class ConvBlock(nn.Module):
 
 
 class Stages(nn.Module):
-    """Backbone that makes feature maps of images (B, 3, H, W) at strides from 8 on, each twice as wide as the one
-    before.
+    """Backbone that computes feature maps of images (B, 3, H, W) at strides from 8 on; the second and the third map
+    double the width.
 
     Args:
         width: Channels of the map of stride 8.
@@ -207,8 +207,8 @@ def detection_loss(predictions: list[torch.Tensor], boxes: Boxes, size: int) -> 
 
 
 def with_largest(objectness: torch.Tensor, at: Places, overlap: torch.Tensor) -> torch.Tensor:
-    """Return objectness targets (B, A, H, W) with overlaps at the given places; the larger one where two boxes share a
-    place.
+    """Return objectness targets (B, A, H, W) with overlaps at the given places, or the larger overlap where two boxes
+    share a place.
     """
     _, anchors, height, width = objectness.shape
     index = ((at.image * anchors + at.anchor) * height + at.row) * width + at.column
@@ -218,8 +218,8 @@ def with_largest(objectness: torch.Tensor, at: Places, overlap: torch.Tensor) ->
 def padded_loss(
     predictions: list[torch.Tensor], xywh: torch.Tensor, labels: torch.Tensor, size: int, assigner: Assigner
 ) -> torch.Tensor:
-    """Compute the same loss on tensors of a fixed size: all anchors that boxes could have are candidates, most of them
-    masked out.
+    """Compute the same loss on tensors of a fixed size: every anchor that a box could have is a candidate, and most
+    candidates are masked out.
 
     Args:
         xywh: Padded boxes (B, G, 4).
@@ -251,7 +251,7 @@ def padded_loss(
 def _assigned(
     levels: list[Candidates], xywh: torch.Tensor, labels: torch.Tensor, assigner: Assigner
 ) -> list[torch.Tensor]:
-    """Return for every candidate of every level the number of its box, or -1."""
+    """Return the number of the box of every candidate on every level, or -1."""
     raw = torch.cat([level.raw.detach() for level in levels], 1)
     # In pixels of the first level's cells: overlaps do not depend on the unit.
     boxes = torch.cat([level.boxes.detach() * stride for level, stride in zip(levels, STRIDES, strict=True)], 1)

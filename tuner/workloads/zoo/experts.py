@@ -78,7 +78,8 @@ def _positions(experts: torch.Tensor, num_experts: int) -> torch.Tensor:
 
 
 def balance_loss(probabilities: torch.Tensor, first_choice: torch.Tensor) -> torch.Tensor:
-    """Return E * sum over experts of (share of tokens whose first choice it is) * (its mean probability).
+    """Return E times the sum over experts of (share of tokens with this expert as first choice) * (the expert's mean
+    probability).
 
     1 where all experts are used alike (Switch, equation 4; GShard's is the same over E squared).
     """
@@ -152,7 +153,7 @@ class ExpertLayer(nn.Module):
         return out.view(x.shape), routing.balance, (~routing.kept).sum()
 
     def _batched(self, tokens: torch.Tensor, routing: Routing, capacity: int) -> torch.Tensor:
-        """Run all experts at once: every kept choice has its own slot; dropped choices share one more slot, which is
+        """Run all experts at once. Every kept choice has its own slot; dropped choices share one further slot, which is
         ignored.
         """
         spare = self._num_experts * capacity

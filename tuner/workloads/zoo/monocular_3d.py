@@ -184,8 +184,8 @@ def focal_loss(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
 
 
 def box_loss(predicted: torch.Tensor, wanted: torch.Tensor, stride: torch.Tensor) -> torch.Tensor:
-    """Compute the box loss of every point, with offsets in strides and the yaw by its sine; the direction is predicted
-    apart.
+    """Compute the box loss of every point, with offsets in strides and the yaw by its sine; another output predicts the
+    direction.
     """
     offset = wanted[:, :2] / stride[:, None]
     yaw_difference = torch.sin(predicted[:, 6:7] - wanted[:, 6:7])

@@ -31,7 +31,7 @@ TOP_OVERLAPS = 10
 OVERLAP_WEIGHT = 3.0
 _EPSILON = 1e-8
 _LEAST_LOGARITHM = -100.0
-"""Lower limit of a logarithm in binary cross-entropy, as in torch."""
+"""Minimum of a logarithm in binary cross-entropy, as in torch."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def class_costs(labels: torch.Tensor, objectness: torch.Tensor, classes: torch.T
 
 
 def match(cost: torch.Tensor, overlap: torch.Tensor) -> torch.Tensor:
-    """Return for every candidate of one image the index of the box that it learns, or -1.
+    """Return, for every candidate of one image, the index of the box that it learns, or -1.
 
     Args:
         cost: (G, M); `overlap` has the same shape.

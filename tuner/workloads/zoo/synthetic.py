@@ -23,7 +23,7 @@ from steptune.tuner.workloads.workload import Workload
 
 
 class _SleepyData:
-    """Dataset of feature vectors and labels whose every access sleeps."""
+    """Dataset of feature vectors and labels in which every access sleeps."""
 
     def __init__(self, length: int, features: int, sleep_s: float) -> None:
         generator = torch.Generator().manual_seed(0)

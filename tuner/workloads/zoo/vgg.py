@@ -94,7 +94,7 @@ class VggClassifier(Workload):
         return with_normal_pixels(batch)
 
     def blocks(self, model: Any) -> Any:
-        """Return the convolutions, which count as the repeated blocks although their sizes differ."""
+        """Return the convolutions as the repeated blocks, although their sizes differ."""
         return [module for module in model.features if isinstance(module, nn.Conv2d)]
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:

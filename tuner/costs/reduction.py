@@ -92,8 +92,8 @@ def most_saved(situation: Situation, today: Reduction, then: Reduction) -> float
 
 
 def likely_saved(situation: Situation, today: Reduction, then: Reduction) -> float:
-    """Return the expected share of the step saved, as in `saved`, for costs on different links, whose errors do not
-    cancel: the mean over the modelled cost, and that cost divided and multiplied by the fit error.
+    """Return the expected share of the step saved, as in `saved`, for costs on different links. Their errors do not
+    cancel, so the share is the mean for the modelled cost, and for that cost divided and multiplied by the fit error.
     """
     error = 1 + _fit_error(situation)
     return sum(saved(situation, today, then, slack=slack) for slack in (1 / error, 1.0, error)) / 3

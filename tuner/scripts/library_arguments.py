@@ -82,8 +82,8 @@ def library_arguments(changes: Mapping[str, Scalar], script: ScriptFacts, file: 
 
 
 def wrapped_loader(file: SourceFile, line: int) -> ast.Call | None:
-    """Return the call that makes the user's own loader, if a line prepares it with Accelerate, which takes over its
-    settings; None otherwise.
+    """Return the call that makes the user's own loader, if a line prepares that loader with Accelerate; None otherwise.
+    Accelerate takes over the loader's settings.
 
     Raises:
         NotEditableError: Which of several loaders it prepares is not known.

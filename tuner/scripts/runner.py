@@ -269,7 +269,8 @@ class ScriptRunner:
         in_fp32: bool,
         outputs: bool = False,
     ) -> dict[str, Any]:
-        """
+        """Return the guard's settings for a run of the script, as plain values.
+
         Args:
             in_fp32: Whether steps in FP32 follow.
             outputs: Whether modules' outputs in 16 bits are compared with FP32.
@@ -346,7 +347,7 @@ class ScriptRunner:
     def _run_anew(
         self, spec: TrialSpec, purpose: Purpose, settings: MeasureSettings, group: str, listener: ProgressListener
     ) -> TrialResult:
-        """Run a trial that starts the command, whatever its changes."""
+        """Run a trial that starts the command, whatever changes the trial makes."""
         copy, self._look.copy = self._look.copy, None
         try:
             return self._run(spec, purpose, settings, group, listener)

@@ -13,7 +13,7 @@ Outputs = Mapping[str, Sequence[float]]
 
 
 def check_outputs(reference: Outputs, candidate: Outputs, device: str) -> list[GuardCheck]:
-    """Check the outputs of all modules but those that are beyond the limit with today's settings."""
+    """Check the outputs of all modules except those that exceed the limit already with today's settings."""
     known = {name for name, values in reference.items() if values and _output(name, values).ratio > 1}
     outputs = (_output(name, values) for name, values in candidate.items() if values and name not in known)
     worst = worst_output(outputs)

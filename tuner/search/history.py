@@ -32,7 +32,7 @@ NEEDED = 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """Configuration to start next, with the reason.
+    """Configuration to run next, with the reason.
 
     Attributes:
         reason: Human-readable reason, one line.
@@ -54,12 +54,12 @@ class Search(Protocol):
     """
 
     def suggest(self, history: History) -> Sequence[Proposal]:
-        """Propose configurations to start next, the best first: the first one that can be run within the budget is
-        started, again if it was measured before. An empty sequence ends the search.
+        """Propose configurations to run next, the best first. The first one that can be run within the budget is run,
+        even if it was measured before. An empty sequence ends the search.
         """
 
     def update(self, results: Sequence[TrialResult]) -> None:
-        """Take in starts that have ended since the last call, failed ones included."""
+        """Learn from the runs that have ended since the last call, failed runs included."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ class History:
         return self.grid.space
 
     def cost_s(self, candidate: Candidate) -> float:
-        """Return the expected seconds of a start, without compilation where a measured configuration has the same
-        compiled model.
+        """Return the expected seconds of a run, without compilation if a measured configuration has the same compiled
+        model.
         """
         knowledge = self.knowledge
         bases = {self.incumbent.key: self.incumbent}
@@ -110,7 +110,7 @@ class History:
         return knowledge.will_not_fit(candidate) is None
 
     def can_pay(self, *candidates: Candidate) -> bool:
-        """Say whether one start of each configuration, compilation included, is expected to end in the time left."""
+        """Say whether one run of each configuration, compilation included, is expected to end in the time left."""
         seconds = sum(self.cost_s(candidate) for candidate in candidates)
         return self.num_left >= len(candidates) and seconds <= self.left_s
 

@@ -62,7 +62,7 @@ def realised_shares(decisions: list[Decision], usual: Mapping[str, float]) -> di
 
 
 def _first_choices(decisions: list[Decision]) -> list[Decision]:
-    """Select single moves of strategies that their study's incumbent had not changed."""
+    """Select decisions on a single move whose strategy the incumbent had not changed yet."""
     found = []
     last, taken = 0, frozenset[str]()
     for decision in decisions:

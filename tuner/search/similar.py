@@ -1,4 +1,4 @@
-"""Similarity of workloads, which decides whether an earlier study's answer is worth a start.
+"""Similarity of workloads, which decides whether an earlier study's answer is worth a run.
 
 Two trainings are alike by the module types of their models, the sizes of model, step and sample, their optimizer, and
 the balance of the devices that they run on. Each contributes to one distance; none is a condition, so that another

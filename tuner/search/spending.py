@@ -67,7 +67,7 @@ def looks(first: int, planned: int, alpha: float, count: int) -> dict[int, Look]
 
 @functools.lru_cache(65_536)
 def simultaneous_level(alpha: float, num_comparisons: int, degrees: float, correlation: float) -> float:
-    """Return the two-sided level of each interval with which all of them hold with probability 1 - alpha.
+    """Return the two-sided level of each interval at which all intervals hold together with probability 1 - alpha.
 
     Args:
         num_comparisons: Number of comparisons with one common side.

@@ -121,8 +121,8 @@ def saved(situation: Situation, today: Reduction, then: Reduction, *, slack: flo
 
 
 def _sharded(situation: Situation, topology: Topology, exchange: Exchange) -> Reduction:
-    """Return the cost of reductions with FSDP units of equal size: each is gathered ahead of each pass and scattered
-    after each backward pass.
+    """Return the cost of reductions with FSDP units of equal size: each unit is gathered ahead of each pass and
+    scattered after each backward pass.
     """
     model = situation.workload.model
     formats = formats_of(model, topology.num_ranks, exchange)

@@ -14,7 +14,7 @@ sockets instead of one raised the bus bandwidth from 7–9 GB/s to 23 GB/s, cut 
 
 
 def with_sockets(topology: Topology, sockets: int, measured_with: int) -> Topology:
-    """Return the links as expected with a number of sockets that differs from the number during their measurement."""
+    """Return the links as expected with `sockets` sockets, from those measured with `measured_with` sockets."""
     times = sockets / measured_with
     if topology.num_hosts == 1 or times == 1.0:
         return topology

@@ -87,7 +87,7 @@ def optimizer_implementation(choice: Choice, recommendation: Recommendation) -> 
 
 
 def ddp_buckets(section: str) -> Rule:
-    """Return a rule for targets that pass arguments to DistributedDataParallel; its first bucket then has the size of
+    """Return a rule for targets that pass arguments to DistributedDataParallel; DDP's first bucket then has the size of
     the others.
     """
 

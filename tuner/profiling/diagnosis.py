@@ -1,4 +1,4 @@
-"""Rules that find what limits a step, from its breakdown: one table.
+"""Table of the rules that find the limits of a step in its breakdown.
 
 A rule checks exclusive shares of the (rescaled) step. It fires at its lowest threshold; the higher
 ones raise its severity. A finding names its evidence, the advice, the strategies that would act on

@@ -17,7 +17,9 @@ SEVERITIES = ("note", "warning", "high")
 PLACES = 3
 """Maximum number of kernels or gaps that a finding names."""
 RECURRING = 0.6
-"""Minimum share of steps with stalls for stalls to count as part of every step; below it, the steps are named."""
+"""Minimum share of steps with stalls for stalls to count as part of every step; below that share, the finding names the
+steps.
+"""
 UNPACED = 0.3
 """Minimum share of the device's waits for the host that stalls and batches must cause to set the pace, in place of
 dispatch. In launch-bound steps the longest 1 % of the gaps are 8 to 12 % of the waits; for a rank that sleeps, 52 and

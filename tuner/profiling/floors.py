@@ -74,7 +74,7 @@ def floors_of(capture: Capture, calls: OperatorCalls, groups: CallGroups, peak: 
 
 
 def _copies(capture: Capture, calls: OperatorCalls) -> Mask:
-    """Return a mask of calls that copy between host and device, which the device's memory bandwidth does not limit."""
+    """Return a mask of calls that copy between host and device: the device's memory bandwidth does not limit them."""
     found: Mask = np.zeros(len(capture.trace.host), dtype=bool)
     launched = calls.launched_by[np.isin(capture.category, COPIES)]
     found[launched[launched >= 0]] = True

@@ -76,7 +76,7 @@ def lanes_of(capture: Capture, segments: Mapping[str, Segments], max_cells: int 
 
 
 def merged(spans: Spans, max_cells: int) -> Spans:
-    """Merge neighbouring cells shorter than a width, the smallest with which at most `max_cells` cells are left. If the
+    """Merge neighbouring cells shorter than a width: the smallest width that leaves at most `max_cells` cells. If the
     categories alone take more cells, everything is merged at the largest width.
     """
     if len(spans) <= max_cells:

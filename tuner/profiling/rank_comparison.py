@@ -137,7 +137,7 @@ def _same_moment(group: Matched, notes: list[str]) -> Matched:
 
 
 def _keys(calls: CollectiveCalls) -> dict[_Key, int]:
-    """Return the number of each call, by a key that is the same for a collective on all of its ranks.
+    """Return the number of each call, by a key that all ranks of a collective share.
 
     Keys are (process group, sequence number, -1, count of earlier ones) or (process group, -1, step, count of earlier
     ones).

@@ -88,7 +88,7 @@ class Part(Record):
 
 
 class Certificate(Record):
-    """Summary of what is known about all that was not recommended.
+    """Summary of the knowledge about all configurations that were not recommended.
 
     Attributes:
         not_tried: Choices that were not tried, each with the reason.

@@ -99,7 +99,7 @@ def wrapped_loader(file: SourceFile, line: int) -> ast.Call | None:
 
 
 def _is_trainers(changes: Mapping[str, Scalar], script: ScriptFacts, file: SourceFile) -> bool:
-    """Say whether the `train` of a transformers Trainer, not a line of the user's, makes the object to change."""
+    """Say whether `train` of a transformers Trainer, not a line of the user's code, makes the object to change."""
     if any(name.startswith(LOADER) for name in changes):
         made = {"loader"}
     else:

@@ -602,7 +602,9 @@ class ScriptRunner:
         return {**trial, "guard": {**guard, "reference": str(copy.shared(Path(guard["reference"])))}}
 
     def _longest_fork_s(self, longest_s: float | None) -> float:
-        """Return the time limit of a trial from the copy, shorter than a run's, so that a hang is found early."""
+        """Return the time limit of a trial from the copy, shorter than that of a run of the command, so that a hang is
+        found early.
+        """
         longest = FORK_LOOKS * self._look.seconds + FORK_MORE_S
         return longest if longest_s is None else min(longest, longest_s)
 
@@ -661,7 +663,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _effects(applied: Mapping[str, Outside], seen: Mapping[str, str]) -> tuple[Effect, ...]:
-    """Return for each choice whether it took effect in the script; a change did not if its object never appeared."""
+    """Return, for each choice, whether it took effect in the script; it did not if its object never appeared."""
     effects = []
     for name, outside in applied.items():
         missing = [change for change in outside.changes if change not in seen]

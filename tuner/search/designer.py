@@ -207,7 +207,7 @@ class Designer:
         return self.ended == NOTHING_LEFT or any(r.failure is None or r.failure.kind not in late for r in others)
 
     def no_time_for(self) -> list[str]:
-        """Describe what the search left out for lack of time, one phrase each."""
+        """Describe the parts of the search that were left out for lack of time, one phrase each."""
         missed = []
         if self._num_left_out and self.ended in (BUDGET_SPENT, INTERRUPTED):
             most = max(bound for _, bound in self.knowledge.untried(self.incumbent))
@@ -273,7 +273,7 @@ class Designer:
         self._end()
 
     def _suggestions(self) -> Iterator[Suggestion]:
-        """Yield suggestions: winners of similar studies, then the search's, until none of those can be run."""
+        """Yield suggestions: winners of similar studies, then the search's proposals, until none can be run."""
         for winner in self._alike_winners():
             wanted = {move.key for move in winner.moves}
             moves = [move for move in self.space.moves if move.key in wanted]

@@ -23,8 +23,8 @@ from steptune.tuner.search.knowledge import Knowledge
 from steptune.tuner.search.space import Space
 
 IDLE = 0.003
-"""Difference, as a share of the step, below which two configurations count as equal: the one with fewer changes is
-better.
+"""Difference, as a share of the step, below which two configurations count as equal, and the one with fewer changes is
+preferred.
 """
 NEEDED = 0.8
 """Minimum probability of a loss above `IDLE` for a choice to count as needed: the answer is not tried without it."""

@@ -196,8 +196,8 @@ class Knowledge:
         return self.was_run(candidate) and not any(result.ok for result in self.results[candidate.key])
 
     def had_no_effect(self, candidate: Candidate) -> bool:
-        """Say whether a choice of the candidate was observed not to take effect: its rate is then another
-        configuration's.
+        """Say whether a choice of the candidate was observed not to take effect: the rate then belongs to another
+        configuration.
         """
         return any(without_effect(result, candidate) for result in self.results.get(candidate.key, []))
 

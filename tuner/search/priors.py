@@ -48,7 +48,7 @@ def gather_priors(store: StudyStore, study_id: str, space: Space) -> Priors:
 
 
 def realised_shares(decisions: list[Decision], usual: Mapping[str, float]) -> dict[str, float]:
-    """Return, for each strategy, the share of its bound that its single moves realised, shrunk towards the usual share.
+    """Return, for each strategy, the share of the bound that single moves realised, shrunk towards the usual share.
 
     Moves that replaced another choice of their strategy do not count: their realisation differs.
     """

@@ -137,8 +137,8 @@ class Space:
         return strategy_named(name, self.strategies)
 
     def trial_cost_s(self, candidate: Candidate) -> float:
-        """Return the expected seconds of a trial beyond an ordinary one, before any was measured, for the choices of
-        the candidate and of the user.
+        """Return the expected additional seconds of a trial over an ordinary one, before any was measured, for the
+        choices of the candidate and of the user.
         """
         complete = self.complete(candidate)
         own_s = sum(

@@ -26,7 +26,7 @@ POWER_OF_SPENDING = 3.0
 """Exponent of the share of planned blocks in the spent error probability: 1 spends evenly, 3 nearly all at the end."""
 NUM_POINTS = 257
 REACH = 8.0
-"""Standard deviations beyond which a normal density counts as zero."""
+"""Number of standard deviations beyond which a normal density counts as zero."""
 
 Floats = npt.NDArray[np.float64]
 

@@ -26,8 +26,8 @@ PACED = 0.25
 small because several workers deliver batches close together.
 """
 RECORDING_NS = 1_600.0, 6_000.0
-"""Lowest and highest limit, in nanoseconds, for the cost of recording one event: 0.8 to 1.6 us on H200 hosts, 0.7 to
-5.2 us on an H100 host.
+"""Lowest and highest limit, in nanoseconds, for the cost of recording one event: 800 to 1,600 ns on H200 hosts, 700 to
+5,200 ns on an H100 host.
 """
 RECORDED = (Kind.OPERATOR, Kind.ANNOTATION, Kind.RUNTIME, Kind.PYTHON)
 FEW_NODES = 2
@@ -84,7 +84,7 @@ class Chain:
 
 
 def threads_of(capture: Capture) -> list[int]:
-    """Return the thread that runs the steps and those that launch device work in them."""
+    """Return the thread that runs the steps, and the threads that launch device work in them."""
     launches, steps = capture.launches, capture.steps
     inside = (launches.row >= 0) & (launches.start >= steps.host_starts[0]) & (launches.start < steps.host_end)
     return sorted({steps.thread, *np.unique(launches.thread[inside]).tolist()})

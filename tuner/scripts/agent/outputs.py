@@ -1,4 +1,4 @@
-"""Modules' first outputs in 16 bits, computed once more in FP32 from the inputs and parameters that they had.
+"""Modules' first outputs in 16 bits, computed once more in FP32 from the same inputs and parameters.
 
 As `trials/output_watch.py` does it for workloads. On CPUs only: elsewhere the comparison rejects nothing.
 """

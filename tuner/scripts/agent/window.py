@@ -198,8 +198,8 @@ class Window:
             self._begin_recording()
 
     def _fits(self) -> bool:
-        """Say whether the window fits into the epoch. It need not if no epoch is long enough, or if ranks must record
-        the same step.
+        """Say whether the window fits into the epoch. It need not fit if no epoch is long enough, or if ranks must
+        record the same step.
         """
         rest = self._remaining()
         if rest is None or self._num_ranks > 1:

@@ -88,7 +88,7 @@ def answer_of(recommendation: Recommendation) -> Speed:
 
 
 def speed_of(recommendation: Recommendation, candidate: Candidate) -> Speed | None:
-    """Return the speed of a configuration that its study's recommendation names; None for any other."""
+    """Return the speed of a configuration if the recommendation names it; None otherwise."""
     r = recommendation
     if candidate == r.candidate:
         return answer_of(r)

@@ -45,8 +45,9 @@ def figures_of(result: TrialResult, references: Sequence[TrialResult]) -> TrialF
 
 
 def gain_over(result: TrialResult | None, references: Sequence[TrialResult], level: float) -> float:
-    """Return the speed over the reference's: paired by round with a run of the reference that took turns with the trial
-    if there is one, else over the mean of all its runs; NaN where the trial was not measured.
+    """Return the ratio of a trial's speed to the reference's; NaN if the trial was not measured. The ratio is paired by
+    round with the run of the reference that took turns with the trial, or else taken to the mean of all runs of the
+    reference.
 
     Args:
         level: Mean logarithm of the rates of the references.

@@ -92,8 +92,8 @@ def most_saved(situation: Situation, today: Reduction, then: Reduction) -> float
 
 
 def likely_saved(situation: Situation, today: Reduction, then: Reduction) -> float:
-    """Return the expected share of the step saved, as in `saved`, for costs on different links, whose errors do not
-    cancel: the mean over the modelled cost, and that cost divided and multiplied by the fit error.
+    """Return the expected share of the step saved, as in `saved`, for costs on different links. Their errors do not
+    cancel, so the share is the mean for the modelled cost, and for that cost divided and multiplied by the fit error.
     """
     error = 1 + _fit_error(situation)
     return sum(saved(situation, today, then, slack=slack) for slack in (1 / error, 1.0, error)) / 3
@@ -121,8 +121,8 @@ def saved(situation: Situation, today: Reduction, then: Reduction, *, slack: flo
 
 
 def _sharded(situation: Situation, topology: Topology, exchange: Exchange) -> Reduction:
-    """Return the cost of reductions with FSDP units of equal size: each is gathered ahead of each pass and scattered
-    after each backward pass.
+    """Return the cost of reductions with FSDP units of equal size: each unit is gathered ahead of each pass and
+    scattered after each backward pass.
     """
     model = situation.workload.model
     formats = formats_of(model, topology.num_ranks, exchange)

@@ -7,14 +7,14 @@ from msgspec.structs import replace
 from steptune.tuner.records import Link, Topology
 
 CARRIED_EXPONENT, DELAYED_EXPONENT = 0.4, 0.75
-"""Exponents of bandwidth and of latency per ring step in the number of sockets: 16 sockets instead of one raised the
-bus bandwidth between emulated hosts from 7–9 GB/s to 23 GB/s, cut exposed communication to a third
+"""Exponents, in the number of sockets, of the bandwidth and of the latency per ring step. Between emulated hosts, 16
+sockets instead of one raised the bus bandwidth from 7–9 GB/s to 23 GB/s, cut exposed communication to a third
 (`benchmarks/results/multi_gpu.jsonl`), and made messages of 1 MiB four times slower.
 """
 
 
 def with_sockets(topology: Topology, sockets: int, measured_with: int) -> Topology:
-    """Return the links as expected with another number of sockets than the one with which they were measured."""
+    """Return the links as expected with `sockets` sockets, from those measured with `measured_with` sockets."""
     times = sockets / measured_with
     if topology.num_hosts == 1 or times == 1.0:
         return topology

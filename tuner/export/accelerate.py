@@ -170,8 +170,8 @@ def _code_compression(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def _said_beside(words: str, rule: Rule) -> Rule:
-    """Return a rule that lists every setting as missing in this file, in the given words, and keeps the differences
-    stated by the other file's rule.
+    """Return a rule for this file that lists every setting as missing, in the given words, and keeps the differences
+    that the other file's rule states.
     """
 
     def missing(choice: Choice, recommendation: Recommendation) -> Said:

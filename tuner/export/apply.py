@@ -208,8 +208,7 @@ def _check_environment(recommendation: Recommendation) -> None:
 
 
 def check_order(rank: int, backend: str) -> None:
-    """Warn, on the first rank, about the cost of rings over interleaved ranks, for rings that Steptune does not order
-    itself.
+    """On the first rank, warn about the cost of rings over interleaved ranks, unless Steptune orders the rings itself.
 
     Every rank must call it.
     """

@@ -39,7 +39,7 @@ class Exporter(ABC):
 
     @abstractmethod
     def file_name(self, recommendation: Recommendation) -> str:
-        """Return the file name that the target expects, or else a common one."""
+        """Return the file name that the target expects, or else a default name."""
 
     @abstractmethod
     def export(self, recommendation: Recommendation) -> str:

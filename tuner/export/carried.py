@@ -51,7 +51,9 @@ def carried(
 
 
 def contribution_told(recommendation: Recommendation, part: Part) -> str:
-    """Return the contribution of a part as text: its ratio, its interval where that includes 1, or "not measured"."""
+    """Return the contribution of a part as text: its ratio, its interval if that interval includes 1, or "not
+    measured".
+    """
     known, unclear = contribution_of(recommendation, part), unclear_contribution(recommendation, part)
     if known is not None:
         return ratio(known.ratio)

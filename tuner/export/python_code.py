@@ -87,7 +87,7 @@ def optimizer_implementation(choice: Choice, recommendation: Recommendation) -> 
 
 
 def ddp_buckets(section: str) -> Rule:
-    """Return a rule for targets that pass arguments to DistributedDataParallel; its first bucket then has the size of
+    """Return a rule for targets that pass arguments to DistributedDataParallel; DDP's first bucket then has the size of
     the others.
     """
 
@@ -106,7 +106,7 @@ def ddp_buckets(section: str) -> Rule:
 
 
 POWERSGD_STEPS = 2
-"""Number of DDP's first steps whose gradients are sent uncompressed, in trials as well."""
+"""Number of first steps in which DDP sends gradients uncompressed, in trials as well."""
 
 
 def compression_missing(choice: Choice) -> dict[str, str]:

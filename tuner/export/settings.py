@@ -18,7 +18,9 @@ _DEFAULTS = {strategy.name: strategy.defaults for strategy in STRATEGIES}
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One parameter of a strategy that differs from plain PyTorch, or that the candidate resets to it."""
+    """One parameter of a strategy, with a value that differs from plain PyTorch's or that the candidate resets to plain
+    PyTorch's.
+    """
 
     strategy: str
     parameter: str

@@ -123,8 +123,8 @@ def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def _mesh(choice: Choice, recommendation: Recommendation) -> Said:
-    """Write the mesh. It runs after the rules for sharding and micro-batches, because it replaces their degrees and
-    batch.
+    """Write the mesh. This rule runs after the rules for sharding and micro-batches, because it replaces their degrees
+    and batch.
     """
     if choice["expert"] != 1:
         reason = (

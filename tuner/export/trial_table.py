@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def trial_table(trials: Sequence[Trial]) -> pandas.DataFrame:
-    """Return a table of the trials in the order of their start; equal trials give equal columns."""
+    """Return a table of the trials in the order in which they began; equal trials give equal columns."""
     import pandas
 
     rows = [{**_identity(trial), **_choices(trial), **_outcome(trial.result)} for trial in trials]

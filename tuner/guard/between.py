@@ -1,4 +1,4 @@
-"""Changes of weights between updates, in guarded steps that run on.
+"""Changes of weights between updates, in guarded steps that follow one another without a reset.
 
 Each update is replayed from the weights before it, so that a change behind an update, like weights that are cut off or
 averaged, is no part of any. Where today's settings leave a tensor alone there, so must a candidate; a tensor that they
@@ -39,7 +39,7 @@ class Moves(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Between:
-    """Largest difference from today's settings in what changes weights between two updates.
+    """Largest difference from today's settings in the changes of weights between two updates.
 
     Attributes:
         score: Norm of the change, in units of the weights' last digit; infinite where a change is missing.
@@ -72,7 +72,7 @@ def moves_of(runs: Iterable[Updates]) -> Moves:
 
 
 def joined(first: Moves, second: Moves) -> Moves:
-    """Return the moves of the runs of both."""
+    """Combine the moves of two sets of runs."""
     return Moves(
         ever=tuple(sorted({*first.ever, *second.ever})), always=tuple(sorted({*first.always} & {*second.always}))
     )
@@ -92,7 +92,7 @@ def worst_between(updates: Updates, moves: Moves) -> Between:
 
 
 def _moved(updates: Updates) -> dict[str, bool]:
-    """Return the tensors that change between updates, and whether they do so between any two."""
+    """Return the tensors that change between updates, and whether each does so between all its updates."""
     counts = Counter(name for name, *_ in _changes(updates))
     longest = {f"{name} of {optimizer}": len(pairs) - 1 for optimizer, pairs in updates.items() for name in pairs[0][1]}
     return {name: count == longest[name] for name, count in counts.items()}

@@ -26,8 +26,8 @@ FLOOR_ROUNDOFFS = 4.0
 FLOOR = 1e-6
 """Floor of relative tolerances: a few units in the last place of the compared FP32 figures."""
 COSINE_ROUNDOFF = 1e-13
-"""Value of one minus the cosine of two vectors below which it counts as zero: rounding in computing the cosine reaches
-it.
+"""Value of one minus the cosine of two vectors below which the difference counts as zero: rounding of the cosine alone
+reaches this value.
 """
 MIN_PROGRESS = 0.9
 """Minimum share of the reference's fall in loss that a lossy candidate must reach."""
@@ -44,7 +44,7 @@ class Protocol(Record):
     """Kind of the model's randomness, as in `WorkloadFacts.randomness`."""
     seed: int = 0
     num_disturbed: int = 2
-    """Number of runs that are disturbed by each unit roundoff."""
+    """Number of runs that are disturbed at each unit roundoff."""
     num_audits: int = 0
     """Number of further pointwise steps that each begin from the initial parameters."""
     num_draws: int = 0
@@ -90,8 +90,8 @@ class GuardReference(Record):
     protocol: Protocol
     curve: Curve
     repetition: Tolerance
-    """Tolerance between runs with the same seed and settings: in one process, and also between processes once that was
-    observed.
+    """Tolerance between runs with the same seed and settings in one process; also between processes, once such runs
+    were observed.
     """
     rounding: dict[str, Tolerance]
     """Tolerances by unit roundoff (as `float.hex`)."""
@@ -179,8 +179,8 @@ def widest(tolerances: Sequence[Tolerance]) -> Tolerance:
 
 
 def widened(rounding: Tolerance, bound: Tolerance) -> Tolerance:
-    """Widen tolerances so that `FACTOR` times the result allows the bound itself on top: a bound, unlike a sample, is
-    not multiplied.
+    """Widen tolerances so that `FACTOR` times the result also allows the bound itself: a bound, unlike a sample, is not
+    multiplied.
     """
 
     def plus(ours: tuple[float, ...], theirs: tuple[float, ...]) -> tuple[float, ...]:
@@ -343,8 +343,8 @@ def check_repetition(reference: GuardReference) -> GuardCheck | None:
 
 
 def _check_curve(reference: GuardReference, curve: Curve, unit_roundoff: float, rounding: Tolerance) -> GuardCheck:
-    """Compare the mean loss of the curve with the reference's: other backends draw other masks, and round differently;
-    where masks hardly matter, only rounding differs.
+    """Compare the mean loss of the curve with the reference's. Other backends draw other masks and round differently;
+    if masks hardly matter, only the rounding differs.
     """
     means = reference.seed_means
     centre = _mean(means)

@@ -210,7 +210,7 @@ def measure_distances(steps: Sequence[Tensors], disturbed: Sequence[Sequence[Ten
 
 def distances(reference: Sequence[Tensors], noise: Sequence[Noise], found: Sequence[Tensors]) -> list[float]:
     """Return the distances of a candidate's parameters from the reference's after each step, as multiples of a
-    disturbed run's.
+    disturbed run's distances.
     """
     result = []
     for wanted, measured, own in zip(reference, noise, found, strict=False):

@@ -30,11 +30,11 @@ FLOOR = 0.5
 SPREADS = 3.0
 """Factor, in the limit, on the deviation among the reference's own runs."""
 FLOOR_OF_DRAWS, SPREADS_OF_DRAWS = 0.25, 2.0
-"""Floor and factor of the limit for draws that begin from one place. Correct trainings reach 0.4 of it
+"""Floor and factor of the limit for draws that begin from one place. Correct trainings reach 0.4 of the limit
 (`benchmarks/results/guard_power.json`).
 """
 FALSE_SHIFTS = 1e-4
-"""Share of correct trainings whose mean gradients may exceed their limit."""
+"""Maximum share of correct trainings with mean gradients beyond their limit."""
 FEWEST_SEEDS = 4
 NEGLIGIBLE = 1e-4
 """Scatter from masks, as a share of the gradient's square, below which it is neglected."""

@@ -30,7 +30,7 @@ class ModuleOutput:
 
     @property
     def ratio(self) -> float:
-        """Deviation as a share of the limit; infinite if the output is not finite and that in FP32 is."""
+        """Deviation as a share of the limit; infinite if the output is not finite although the FP32 output is."""
         return self.difference / LIMIT if math.isfinite(self.difference) else math.inf
 
 

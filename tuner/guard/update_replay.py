@@ -139,8 +139,8 @@ def _deviations(rule: UpdateRule, steps: Sequence[SeenStep], relative: float) ->
 
 
 def _deviation(step: int, name: str, wanted: torch.Tensor, seen: SeenStep, relative: float) -> Deviation:
-    """Compare the update of one tensor with the rule's: element by element, and summed along the update and the
-    parameter, which shows a wrong rate or decay far below the rounding of an element.
+    """Compare the update of one tensor with the rule's: element by element, and as sums along the update and along the
+    parameter. The sums show a wrong rate or decay far below the rounding of an element.
     """
     before, after = seen.before[name], seen.after[name]
     excess = (after - before) - wanted
@@ -176,8 +176,8 @@ _TINY = 1e-30
 
 
 def _of_sum(allowed: torch.Tensor, last_digit: torch.Tensor, factor: torch.Tensor) -> float:
-    """Return the allowed difference of a sum of products with a factor, where elements round independently, plus the
-    part for elements that all round alike, such as the weights of a norm that all are 1.
+    """Return the allowed difference of a sum of products with a factor. Elements are taken to round independently; a
+    part is added for elements that all round alike, such as the weights of a norm that are all 1.
     """
     return float((allowed * factor).norm()) + float((last_digit * factor.abs()).sum()) / LIMIT
 

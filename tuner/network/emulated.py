@@ -30,7 +30,7 @@ from steptune.tuner.errors import ChoiceError, MissingDependencyError, PlatformE
 
 MAX_HOSTS = 8
 BURST = "128kb"
-"""Burst size of the token bucket: two of the largest packets that the kernel makes of a stream (2 ms at 500 Mbit/s)."""
+"""Burst size of the token bucket: twice the largest packet that the kernel makes from a stream (2 ms at 500 Mbit/s)."""
 QUEUE = "100ms"
 """Maximum time that a packet waits for the link; later packets are dropped, as by a switch."""
 COMMAND_S = 20.0

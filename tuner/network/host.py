@@ -67,6 +67,6 @@ class Host:
 
     @property
     def hides_pci(self) -> bool:
-        """True where the host has more devices than the PCI bus shows: containers and copies may lack some."""
+        """True if the host has more devices than its PCI tree shows, as in containers and incomplete copies."""
         num_gpus = max(len(self.gpu_directories), len(self.pci.gpus))
         return len(self.endpoints) < num_gpus + len(self.rdma_devices)

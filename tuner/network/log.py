@@ -230,7 +230,7 @@ class _Reader:
             self._information(match[2].strip())
 
     def _information(self, text: str) -> None:
-        """Parse one line of NCCL INFO; it holds at most one of these facts, except for the ranks and the nodes."""
+        """Parse one line of NCCL INFO; a line holds at most one fact, except for the line with ranks and nodes."""
         if match := _CONNECTION.match(text) or _COLLNET.match(text):
             if path := _channel_path(int(match[1]), match[2]):
                 self.connections[path] += 1

@@ -112,7 +112,9 @@ class Pci:
 
 
 def read_control(config: bytes) -> Control | None:
-    """Read the control registers from a configuration space in sysfs; None where only its beginning is shown."""
+    """Read the control registers from a configuration space in sysfs; None if sysfs shows only the beginning of that
+    space.
+    """
     if len(config) <= 64:
         return None
     express = _capability(config, _PCI_EXPRESS)

@@ -86,7 +86,7 @@ def _port(tree: Tree, device: str, number: str) -> Port:
 
 
 def read_gids(tree: Tree, port: Port) -> list[Gid]:
-    """Return the addresses of a port that are in use, which are those with a kind.
+    """Return the addresses of a port that are in use: the addresses that have a kind.
 
     Raises:
         UnreadableError: An address cannot be read.

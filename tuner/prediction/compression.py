@@ -40,7 +40,7 @@ def sending_ns(choice: Choice, num_elements: float, volumes: Volumes, cluster: C
 
 
 def thin_rows(num_elements: float, volumes: Volumes) -> float:
-    """Return the number of rows of one of PowerSGD's two factors of a bucket's tensors, at rank 1."""
+    """Return the number of rows, at rank 1, in one of the two factors into which PowerSGD splits a bucket's tensors."""
     mean_tensor = volumes.num_elements / volumes.num_tensors
     return num_elements / mean_tensor * math.sqrt(mean_tensor)
 

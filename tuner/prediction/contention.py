@@ -17,8 +17,9 @@ from steptune.tuner.records import Breakdown, Candidate, TrialResult
 from steptune.tuner.strategies.situations import exchange_of
 
 ON_CUDA = 0.5
-"""Default contention for a study without a measurement: between the 0.7 of ViT-L and the 0.5 of GPT-2 large under DDP
-on one host of four H200 (measured by hand), less the copies of gradients."""
+"""Default contention for a study without a measurement. ViT-L had 0.7 and GPT-2 large 0.5 under DDP on one host with
+four H200 (measured by hand); the default is between them, less the copies of gradients.
+"""
 ELSEWHERE = 0.0
 MOST = 0.95
 MIN_SPREAD = 0.05

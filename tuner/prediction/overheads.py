@@ -19,7 +19,7 @@ from steptune.tuner.strategies.situations import exchange_of
 
 
 def scattered_bytes(exchange: Exchange, volumes: Volumes) -> float:
-    """Return the bytes of one gradient element in FSDP's reductions: those of its compression, if there is one."""
+    """Return the bytes of one gradient element in FSDP's reductions: after compression, if there is any."""
     return SENT_BYTES[exchange.compression] if exchange.compression else volumes.formats.reduced
 
 

@@ -266,7 +266,9 @@ def analyse_trace(
 
 
 def _replayed_together(analysis: RankAnalysis, graph: Graph, unprofiled_step_time_ns: int | None) -> RankAnalysis:
-    """Add to the replay the joint savings of the findings' causes: what each saves in addition to those before it."""
+    """Add to the replay the joint savings of the findings' causes: what each cause saves in addition to the causes
+    before it.
+    """
     breakdown = busiest(analysis.breakdowns)
     causes = causes_of(diagnose(Evidence(analysis=analysis)), SUBJECTS)
     if breakdown.replay is None or breakdown.replay.refusal or not causes:
@@ -293,7 +295,7 @@ def _replayed(
     *,
     workers: bool,
 ) -> Replay:
-    """Replay the steps without each cause, and without the work that only some of them have."""
+    """Replay the steps without each cause, and without the work that only some steps do."""
     if graph is None:
         low, high = capture.steps.span
         return Replay(recorded_ns=round((high - low) / len(capture.steps)), refusal=NO_LAUNCHES)
@@ -461,7 +463,9 @@ def of_rank(result: RankResult, rank: int) -> RankResult:
 def _evidence_of_ranks(
     analyses: Sequence[RankAnalysis], compared: RankComparison, replayed: Replay | None
 ) -> dict[int, Evidence]:
-    """Return the evidence by rank, with exposed communication divided into waiting for a late rank and the network."""
+    """Return the evidence by rank, with exposed communication divided into waits for a late rank and time on the
+    network.
+    """
     waits = {wait.rank: wait for wait in compared.waits}
     return {
         one.rank: Evidence(
@@ -498,8 +502,8 @@ def _findings_of_run(
     compared: RankComparison,
     replayed: Replay | None,
 ) -> list[Finding]:
-    """Return the findings of all ranks, each rule once for the rank where it could save most, and the findings that
-    only several ranks show.
+    """Return one finding per rule, for the rank where it could save most, and the findings that only the traces of
+    several ranks show.
     """
     largest: dict[tuple[str, str], Finding] = {}
     for finding in (_of_rank(finding, analysis.rank) for analysis in analyses for finding in analysis.findings):

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 NEEDS_VALUES = re.compile(r"conv|attention|attn|index_select|embedding", re.IGNORECASE)
-"""Operators with work that depends on numbers among their arguments: strides, masks, table sizes. Numbers of other
+"""Pattern for operators with work that depends on numeric arguments: strides, masks, table sizes. The numbers of other
 operators are left out, because learning rates would make every call different.
 """
 DTYPE_BYTES = {

@@ -167,8 +167,8 @@ def _phases(segments: Segments, boundaries: Ints) -> dict[str, int]:
 
 
 def _top_names(trace: Trace, span: tuple[int, int]) -> tuple[str, ...]:
-    """Return names of operators and kernels inside the steps: the longest by time, and, however short, those of
-    attention and of other libraries' operators (`library::operator`, such as fused kernels).
+    """Return the names of operators and kernels inside the steps: those with the most time, and, however short, those
+    of attention and of other libraries' operators (`library::operator`, such as fused kernels).
     """
     totals = np.zeros(len(trace.names), dtype=np.int64)
     for table, kind in ((trace.host, Kind.OPERATOR), (trace.work, Kind.KERNEL)):

@@ -19,11 +19,11 @@ from steptune.tuner.profiling.replay.together import saved_without
 from steptune.tuner.records import Finding
 
 AFTER = "after"
-"""Evidence key of a finding with a claim below or above its saving alone; its value lists the rules of the earlier
-findings that share the claim.
+"""Evidence key of a finding that claims more or less than its cause alone would save; the value lists the rules of the
+earlier findings that share the claim.
 """
 SAME = 0.001
-"""Share of the step below which two gains count as equal."""
+"""Difference, as a share of the step, below which two gains count as equal."""
 
 
 @dataclass(frozen=True, kw_only=True)

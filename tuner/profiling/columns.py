@@ -294,8 +294,8 @@ _WORK_TYPES = {
 
 
 class _Table:
-    """Columns that grow chunk by chunk, in place: many small arrays would leave holes in memory, and their join would
-    need it twice.
+    """Columns that grow chunk by chunk, in place: many small arrays would fragment memory, and joining them would take
+    twice the memory.
     """
 
     def __init__(self, types: Mapping[str, Any]) -> None:

@@ -172,7 +172,7 @@ def _steps(breakdowns: Sequence[Breakdown], *, rescaled: bool) -> list[dict[str,
 
 
 def _own_steps(breakdown: Breakdown) -> Sequence[dict[str, int]]:
-    """Return the recorded steps; for an older record that has only their mean, that mean as one step."""
+    """Return the recorded steps. An older record has only their mean, which is returned as one step."""
     if breakdown.steps:
         return breakdown.steps
     return [{name: value // breakdown.num_steps for name, value in breakdown.categories.items()}]

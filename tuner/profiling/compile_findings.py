@@ -1,4 +1,4 @@
-"""Findings from torch.compile's records of a trial, beside those of its profile.
+"""Findings from torch.compile's records of a trial, in addition to the findings from its profile.
 
 None of them bounds a gain: how much a graph break costs is seen in the profile, as host time and unfused work.
 """

@@ -13,7 +13,9 @@ MOST_TEXT_BYTES = 4 << 30
 SMALL_BYTES = 64 << 20
 """Maximum length, in bytes, of a text that is decoded without an estimate: decoding it never takes more than 2 GB."""
 COSTS = {b"{": 150, b"[": 80, b",": 64}
-"""Approximate bytes of an object, a list and an element as decoded by msgspec, by a character that begins each."""
+"""Approximate bytes that an object, a list and an element take once msgspec has decoded them, by the character that
+begins each.
+"""
 
 
 def joined(parts: Iterable[bytes]) -> bytes:

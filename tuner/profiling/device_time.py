@@ -61,7 +61,9 @@ def device_time(capture: Capture, device: int) -> tuple[Segments, Gaps]:
 
 
 def _overlapped(capture: Capture, rows: Ints, category: Ints, computes: np.ndarray) -> dict[str, int]:
-    """Return the time of communication and copies hidden by compute, which is reported separately from the sum."""
+    """Return the time of communication and copies that compute hides: it is reported beside the exclusive categories,
+    not in their sum.
+    """
     work, span = capture.trace.work, capture.steps.span
     start, end = np.clip(work.start[rows], *span), np.clip(work.end[rows], *span)
     compute = union_length(start[computes], end[computes])

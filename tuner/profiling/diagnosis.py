@@ -1,4 +1,4 @@
-"""Rules that find what limits a step, from its breakdown: one table.
+"""Table of the rules that find the limits of a step in its breakdown.
 
 A rule checks exclusive shares of the (rescaled) step. It fires at its lowest threshold; the higher
 ones raise its severity. A finding names its evidence, the advice, the strategies that would act on
@@ -55,24 +55,23 @@ from steptune.tuner.wording import counted, milliseconds
 BAD_CAPTURE = "bad_capture"
 """Name of the rule whose findings state why a capture cannot be trusted."""
 FASTEST_PRODUCTS = 8
-"""Maximum speed of tensor cores, as a multiple of FP32 units; the minimum is 2."""
+"""Maximum speed of tensor cores, as a multiple of the speed of FP32 units; the minimum multiple is 2."""
 FUSED_OPTIMIZER = 0.8
 """Maximum share of the optimizer's time that a fused optimizer saves: a fused optimizer still reads and writes every
 parameter.
 """
 NOTABLE = 0.01
-"""Minimum share of the step by which a gain with other causes present must exceed the gain without them, to be
-reported.
+"""Minimum excess of a gain with other causes present over the gain without them, as a share of the step, from which the
+excess is reported.
 """
 HIDDEN = 0.2
-"""Minimum hidden share of communication for which it counts as overlapping with compute already."""
+"""Minimum share of communication hidden behind compute for communication to count as already overlapped."""
 EXTRA_ADVICE = (
     "run the additional work of these steps (an evaluation, samples, statistics) less often, or in parallel with "
     "training"
 )
 BUSY = 0.8
-"""Minimum share of the loading time spent on computing, or queueing for a core, for which loading counts as CPU-bound.
-"""
+"""Minimum share of the loading time spent computing, or waiting for a core, for loading to count as CPU-bound."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,14 +247,16 @@ def _converting(evidence: Evidence) -> float | None:
 
 
 def _step_variation(evidence: Evidence) -> float | None:
-    """Return the variation of step times; None for Steptune's own captures, because windows serve to judge trials."""
+    """Return the variation of step times; None for Steptune's own captures, because trials are judged by their timing
+    windows.
+    """
     if evidence.facts.own_capture or evidence.analysis is None:
         return None
     return evidence.analysis.step_time_cv
 
 
 def _extra_share(evidence: Evidence) -> float | None:
-    """Return the share of the step that is compute done in only some of the steps."""
+    """Return the share of the step spent on compute that only some of the steps do."""
     extra = evidence.analysis.extra_work if evidence.analysis is not None else None
     if extra is None:
         return None
@@ -306,8 +307,8 @@ def _copy_cause(evidence: Evidence) -> Cause | None:
 
 
 def _communication_cause(evidence: Evidence) -> Cause | None:
-    """Return the cause of exposed communication: the network, if late ranks are excluded, or the overlap already
-    reached.
+    """Return the cause of exposed communication: `network` if waits for late ranks are reported separately,
+    `overlapped` if enough communication already overlaps with compute; None otherwise.
     """
     breakdown = evidence.breakdown
     hidden = breakdown.overlapped.get(Category.COMMUNICATION.value, 0)

@@ -135,7 +135,7 @@ class ExactEventFile(Header, kw_only=True, rename={"trace_events": "traceEvents"
 
 
 def loose_event(row: Any) -> ExactEvent | None:
-    """Return an event whose fields may have unusual types; None if it cannot be an event."""
+    """Return a row with unusual field types as an event; None if it cannot be an event."""
     if not isinstance(row, dict):
         return None
     args = row.get("args")

@@ -17,10 +17,13 @@ SEVERITIES = ("note", "warning", "high")
 PLACES = 3
 """Maximum number of kernels or gaps that a finding names."""
 RECURRING = 0.6
-"""Minimum share of steps with stalls for stalls to count as part of every step; below it, the steps are named."""
+"""Minimum share of steps with stalls for stalls to count as part of every step; below that share, the finding names the
+steps.
+"""
 UNPACED = 0.3
-"""Minimum share of stalls and batches in the device's waits for the host at which they, rather than dispatch, set the
-pace: in launch-bound steps the longest 1 % of the gaps are 8 to 12 % of the waits; for a rank that sleeps, 52 and 58 %.
+"""Minimum share of the device's waits for the host that stalls and batches must cause to set the pace, in place of
+dispatch. In launch-bound steps the longest 1 % of the gaps are 8 to 12 % of the waits; for a rank that sleeps, 52 and
+58 %.
 """
 
 
@@ -118,8 +121,8 @@ class Evidence:
 
     @property
     def sets_launches_aside(self) -> bool:
-        """Say whether another cause is removed before launches: stalls in every step, or stalls in few steps and waits
-        for batches that save more than launches.
+        """Say whether another cause must be removed before launches: recurring stalls, or, if they cost more than
+        launches, rare stalls or waits for batches.
         """
         if self.is_paced_by_dispatch:
             return False

@@ -22,7 +22,7 @@ from steptune.tuner.trace_records import ExtraWork
 
 LEAST_STEPS = 4
 MORE = 1.2
-"""Minimum number of operations, as a multiple of the median step's, for which a step counts as doing extra work."""
+"""Minimum number of operations of a step that does extra work, as a multiple of the median step's number."""
 USUAL = r"^ProfilerStep#|^Optimizer\.|^autograd::|^PyTorch Profiler|^torch/|^<|^nn\.Module: "
 """Pattern for names that do not identify extra work: annotations of PyTorch and its profiler, and functions outside the
 user's code.
@@ -55,7 +55,8 @@ def extra_work(capture: Capture, breakdown: Breakdown, device: int | None) -> Ex
 def with_extra_work(
     replay: Replay, graph: Graph, extra: ExtraWork | None, num_steps: int, unprofiled_ns: float | None
 ) -> Replay:
-    """Return the replay with the share saved where no step does extra work: the steps without it are simulated alone.
+    """Return the replay with the share saved if no step did extra work: only the steps without extra work are
+    simulated.
 
     Args:
         graph: Graph of the window's first steps.
@@ -90,7 +91,7 @@ def _begins(capture: Capture) -> Ints:
 
 
 def _step_of(capture: Capture, time: Ints) -> Ints:
-    """Return the number of the step of each moment, from 0."""
+    """Return the number of the step that contains each moment, from 0."""
     step: Ints = np.searchsorted(_begins(capture), time, side="right") - 1
     return step
 

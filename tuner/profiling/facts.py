@@ -80,8 +80,8 @@ KERNEL_DTYPES = (
 )
 """Dtypes by a substring of a kernel's name; the first match counts. A name without a match has an unknown dtype."""
 MOST = 0.5
-"""Minimum share of the known matmul time that one dtype needs to count, and minimum share of all matmul time with a
-dtype that must be known.
+"""Minimum share of all matmul time that must have a known dtype, and minimum share of that known time that one dtype
+must take to be reported.
 """
 CONVERSIONS = r"nchwToNhwc|nhwcToNchw"
 CHANNELS_LAST = r"nhwc"
@@ -121,7 +121,7 @@ def facts_of_trace(capture: Capture, device: int | None) -> StepFacts:
 
 def joined_facts(seen: StepFacts, chosen: StepFacts) -> StepFacts:
     """Return the facts known from the trace (`seen`) or the choices (`chosen`); if both are known and differ, the trace
-    counts.
+    takes precedence.
     """
     unknown = StepFacts()
     values = {name: getattr(seen, name) for name in StepFacts.__struct_fields__}

@@ -1,5 +1,5 @@
-"""Least time of each call: that of its FLOP at the device's peak or of its compulsory bytes at the bandwidth, whichever
-is longer.
+"""Least time of each call: the time for its FLOP at the device's peak, or for its compulsory bytes at the memory
+bandwidth, whichever is longer.
 
 It is a lower bound (Williams et al., "Roofline", CACM 2009): a kernel may be unable to reach it, and data that stays in
 a cache needs no memory access. A call without a work model has no floor; none is guessed.
@@ -74,7 +74,7 @@ def floors_of(capture: Capture, calls: OperatorCalls, groups: CallGroups, peak: 
 
 
 def _copies(capture: Capture, calls: OperatorCalls) -> Mask:
-    """Return a mask of calls that copy between host and device, which the device's memory bandwidth does not limit."""
+    """Return a mask of calls that copy between host and device: the device's memory bandwidth does not limit them."""
     found: Mask = np.zeros(len(capture.trace.host), dtype=bool)
     launched = calls.launched_by[np.isin(capture.category, COPIES)]
     found[launched[launched >= 0]] = True
@@ -82,7 +82,9 @@ def _copies(capture: Capture, calls: OperatorCalls) -> Mask:
 
 
 def _least_times(work: Work, kernel: str, peak: Peak) -> tuple[float, float, float]:
-    """Return the nanoseconds of a call's needed FLOP, of its bytes, and of its FLOP as counted, each at the peak."""
+    """Return the nanoseconds that a call needs at the peaks for its necessary FLOP, for its bytes, and for its FLOP as
+    counted.
+    """
     rate = peak.flops_per_s.get(_arithmetic(work.dtype, kernel), np.nan)
     needed = np.nan if work.needed_flops is None or FEWER.search(kernel) else work.needed_flops / rate * 1e9
     counted = 0.0 if work.flops is None else work.flops / rate * 1e9

@@ -16,17 +16,17 @@ from steptune.tuner.profiling.replay.answers import not_replayed, saved_range
 from steptune.tuner.records import Finding, Replay
 
 REPLAY_MARGIN = 0.02
-"""Largest amount, as a share of the step, by which the true gain may exceed the replayed one: nine in ten replays of
-simulated pairs err by less (benchmarks/replay.py).
+"""Maximum amount, as a share of the step, by which the true gain may exceed the replayed one. Nine in ten replays of
+simulated pairs have a smaller error (benchmarks/replay.py).
 """
 AS_LARGE = 1.05
-"""Minimum ratio of launches' gain to the gain of a cause at one place for launches to come first, because launches cost
-time throughout the step.
+"""Minimum ratio of the speed-up from removing launches to the speed-up from removing a cause at one place, for launches
+to come first: launches cost time throughout the step.
 """
 SPREAD_OUT = ("launch_bound",)
 LATE_RULE = "rank_skew"
 ASIDE = "aside"
-"""Evidence key of a finding with a cause that is addressed after another finding's, whatever their gains."""
+"""Evidence key of a finding that is to be addressed after another finding, whatever the gains of the two."""
 REMOVED_FIRST = ("host_stall", "input_bound")
 """Rules whose causes are removed before the cost of launches is addressed."""
 BESIDE = "beside_others"

@@ -24,7 +24,8 @@ USUAL_LATENCY_NS = 10_000
 """Default latency of a launch into an empty queue, for traces that show none."""
 LATENCY_RANGE_NS = (2_000, 50_000)
 LATENCY_QUANTILE = 0.9
-"""Quantile of the delays of launches into an empty queue, where nothing can block a launch, that counts as the latency.
+"""Quantile that counts as the launch latency, among the delays of launches into an empty queue, where nothing can block
+a launch.
 """
 
 NO_ROW = -1

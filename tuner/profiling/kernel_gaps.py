@@ -68,7 +68,9 @@ def _described(
 
 
 def rows_before(capture: Capture, device: int, time: Ints) -> Ints:
-    """Return rows of `trace.work` that end exactly at each moment (of several, the one that began last), or -1."""
+    """Return, for each moment, the row of `trace.work` that ends exactly then (of several, the one that began last), or
+    -1.
+    """
     rows = device_rows(capture, device)
     work = capture.trace.work
     if len(rows) == 0:

@@ -36,7 +36,7 @@ _HOST = PRIORITY[Category.HOST]
 
 @dataclass(frozen=True, kw_only=True)
 class Spans:
-    """Cells of one lane in order. Stretches do not overlap; merged cells of one stretch share it.
+    """Cells of one lane in order. Stretches do not overlap; cells merged in the same stretch share its start and end.
 
     Attributes:
         start, end: int64 nanoseconds.
@@ -76,7 +76,7 @@ def lanes_of(capture: Capture, segments: Mapping[str, Segments], max_cells: int 
 
 
 def merged(spans: Spans, max_cells: int) -> Spans:
-    """Merge neighbouring cells shorter than a width, the smallest with which at most `max_cells` cells are left. If the
+    """Merge neighbouring cells shorter than a width: the smallest width that leaves at most `max_cells` cells. If the
     categories alone take more cells, everything is merged at the largest width.
     """
     if len(spans) <= max_cells:
@@ -227,7 +227,7 @@ def _innermost(capture: Capture, thread: int) -> tuple[Ints, Ints, Ints]:
 
 
 def _host_categories(capture: Capture, thread: int, time: Ints) -> Ints:
-    """Return the category of a thread's work at each moment, in the order in which gaps are blamed."""
+    """Return the category of a thread's work at each moment, with the same priorities as for the causes of gaps."""
     regions = capture.regions
     category = np.full(len(time), _HOST, dtype=np.int64)
     threads = np.full(len(time), thread)

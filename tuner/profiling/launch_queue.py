@@ -64,7 +64,9 @@ def depth_over_time(launch: Ints, start: Ints, span: tuple[int, int]) -> tuple[t
 
 
 def max_depth(launch: Ints, start: Ints, span: tuple[int, int]) -> int:
-    """Return the maximum number of operations launched but not begun at any moment of a span: [launch, start) each."""
+    """Return the maximum number of operations launched but not begun at any moment of a span. Each operation counts in
+    the half-open interval [launch, start).
+    """
     moments = np.clip(launch, *span)
     launched = np.searchsorted(np.sort(launch), moments, side="right")
     begun = np.searchsorted(np.sort(start), moments, side="right")

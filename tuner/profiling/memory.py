@@ -40,7 +40,8 @@ def memory_stats(capture: Capture) -> tuple[MemoryStats, ...]:
 
 
 def thinned(columns: Ints) -> Ints:
-    """Return the rows of (time, allocated, reserved) to keep: the extremes of each of equally long runs of rows.
+    """Return the rows of (time, allocated, reserved) to keep: the extremes of each stretch, where all stretches have
+    equally many rows.
 
     The first and last row, and in every run the highest and lowest allocation and the highest reservation
     stay; so every peak does. At most `MAX_POINTS` rows.

@@ -44,7 +44,7 @@ UPDATES = {
     "_fused_adagrad_": ((0, 2), (1,)),
 }
 LOOKUPS = re.compile(r"embedding|index|gather|scatter|slice|select|roll|sort|cat")
-"""Pattern for operators, named in a fusion, that may read or write only a part of a tensor."""
+"""Pattern for operators that may read or write only a part of a tensor, by their names within the name of a fusion."""
 FUSION = re.compile(r"^triton_(poi|red|per|for)_")
 
 

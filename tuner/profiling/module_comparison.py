@@ -1,4 +1,4 @@
-"""Comparison of the modules of two runs, and what changed in them."""
+"""Comparison of the modules of two runs, and the changes in them."""
 
 from __future__ import annotations
 

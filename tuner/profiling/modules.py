@@ -140,7 +140,7 @@ def _nearest(is_meant: npt.NDArray[np.bool_], parent: Ints, operators: Ints) -> 
 
 
 def _below_models(paths: dict[int, Path], again: Ints) -> dict[int, Path]:
-    """Return the paths by row of a frame; recomputed modules start with the path of their first call."""
+    """Return the module path by row of a frame; recomputed modules are placed below the path of their first call."""
     roots = {paths[row][0] for row in set(again.tolist())}
     first: dict[str, Path] = {}
     for path in paths.values():

@@ -72,7 +72,7 @@ def _levels(start: Ints, end: Ints) -> tuple[Ints, ...]:
 
 
 def _nest_crossing(start: Ints, end: Ints) -> Nest:
-    """Nest the events one by one, for imprecise clocks with which events overlap without nesting."""
+    """Nest the events one by one: with imprecise clocks, events can overlap without nesting."""
     parent = np.full(len(start), -1, dtype=np.int64)
     cut = end.copy()
     levels: list[list[int]] = []

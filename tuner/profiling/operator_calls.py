@@ -74,8 +74,8 @@ def operator_calls(trace: Trace, launches: Launches, span: tuple[int, int]) -> O
 
 
 def device_time_of_operators(capture: Capture, calls: OperatorCalls) -> Ints:
-    """Return, for each host row, the device time of the operations in the steps that it launched, not cut at step
-    boundaries.
+    """Return, for each host row, the device time of the operations that the row launched inside the steps, not cut at
+    step boundaries.
     """
     work, (low, high) = capture.trace.work, capture.steps.span
     total = np.zeros(len(capture.trace.host), dtype=np.int64)

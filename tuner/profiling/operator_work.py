@@ -29,7 +29,7 @@ MATRIX_PRODUCTS = {
 GROUPED = ("_grouped_mm", "_scaled_grouped_mm")
 TEMPLATE = "triton_tem_"
 GRADIENT = "torch::autograd::AccumulateGrad"
-"""Function that is called once per parameter in each backward pass, with its gradient."""
+"""Function that is called once per parameter in each backward pass, with the parameter's gradient."""
 
 
 class WorkModel:
@@ -79,8 +79,8 @@ def _base(name: str) -> str:
 
 
 def _num_parameters(gradients: Mapping[Arguments, int]) -> int:
-    """Return the number of elements of all parameters, or a lower bound: that of the gradients, assuming the most
-    backward passes that agree with all call counts.
+    """Return the number of elements of all parameters, or a lower bound from their gradients, which assumes the largest
+    number of backward passes that agrees with all call counts.
     """
     passes = reduce(math.gcd, gradients.values(), 0)
     sizes = {arguments: sum(tensor.size for tensor in arguments.tensors if tensor) for arguments in gradients}
@@ -105,7 +105,7 @@ def _linear(arguments: Arguments) -> Work:
 
 def _grouped(arguments: Arguments) -> Work:
     """Return the work of one matmul per expert. Every row (or column) of tokens belongs to one expert, so the sum is
-    one matmul of all tokens; between two stacks, one matmul per pair counts.
+    one matmul of all tokens; for two stacks of matrices, one matmul per pair counts.
     """
     a, b = arguments.shape(0), arguments.shape(1)
     if not (len(a) in (2, 3) and len(b) in (2, 3)) or a[-1] != b[-2]:

@@ -54,7 +54,8 @@ def hosts_of(groups: Sequence[ProcessGroup], name: str) -> int | None:
 
 
 def whole_groups(groups: Iterable[ProcessGroup], ranks: Collection[int], known: Collection[int]) -> list[ProcessGroup]:
-    """Return groups that contain exactly these ranks, each once, the largest first; none if no groups do.
+    """Return groups that together contain exactly these ranks, each rank once, the largest group first; empty if there
+    are no such groups.
 
     Args:
         known: Ranks that have a trace: others of a group are not looked at.

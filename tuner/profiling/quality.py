@@ -42,8 +42,8 @@ MAX_WARM_UP = 0.25
 is warm-up.
 """
 WHOLE_REPLAY = 0.8
-"""Minimum number of operations of a CUDA graph replay, as a share of its siblings': one with fewer has lost some.
-Conditional nodes vary less.
+"""Minimum number of operations of a complete CUDA graph replay, as a share of the number in its other replays. A replay
+with fewer operations has lost some; conditional nodes vary less.
 """
 LAUNCH_CALLS = r"LaunchKernel|GraphLaunch|^(cuda|hip)Memcpy.*Async|^(cu|hip)Launch"
 
@@ -252,8 +252,8 @@ def _seen(capture: Capture, device: str, totals: dict[str, int], unprofiled_step
 
 
 def _missing(capture: Capture) -> tuple[float, int, int]:
-    """Return the share of the operations launched inside the steps that are missing in the trace, the number of graph
-    replays that lost operations, and the number of all replays.
+    """Return the share of the operations that were launched inside the steps but are missing in the trace, the number
+    of graph replays that lost operations, and the number of all replays.
     """
     trace, (low, high) = capture.trace, capture.steps.span
     calls = trace.host_rows(LAUNCH_CALLS, Kind.RUNTIME)

@@ -137,7 +137,7 @@ def _same_moment(group: Matched, notes: list[str]) -> Matched:
 
 
 def _keys(calls: CollectiveCalls) -> dict[_Key, int]:
-    """Return the number of each call, by a key that is the same for a collective on all of its ranks.
+    """Return the number of each call, by a key that all ranks of a collective share.
 
     Keys are (process group, sequence number, -1, count of earlier ones) or (process group, -1, step, count of earlier
     ones).
@@ -154,7 +154,7 @@ def _keys(calls: CollectiveCalls) -> dict[_Key, int]:
 
 
 def _match(calls: Mapping[int, CollectiveCalls], keyed: Mapping[int, dict[_Key, int]]) -> tuple[Matched, int]:
-    """Return the matched calls of one group, and the number of calls that some of its ranks lack."""
+    """Return the matched calls of one group, and the number of calls that some ranks of the group lack."""
     ranks = tuple(keyed)
     everywhere = set.intersection(*(set(keys) for keys in keyed.values()))
     anywhere = set[_Key]().union(*keyed.values())
@@ -198,7 +198,9 @@ def _offsets(groups: Sequence[Matched], ranks: tuple[int, ...]) -> dict[int, int
 
 
 def _waits(calls: Mapping[int, CollectiveCalls], groups: Sequence[Matched]) -> tuple[RankWait, ...]:
-    """Return the waits of each rank: the duration of a call beyond the fastest rank's, counted from its start."""
+    """Return the waits of each rank: the part of each call's duration beyond the fastest rank's, counted from the start
+    of the call.
+    """
     waited: dict[int, int] = {}
     waiting: dict[int, list[Intervals]] = {}
     compared: dict[int, set[int]] = {}

@@ -17,7 +17,8 @@ SKEW_THRESHOLDS = (0.02, 0.05, 0.15)
 MOST_NAMED = 3
 """Maximum number of process groups whose names are listed."""
 ON_TIME = 0.75
-"""Maximum wait, as a share of the median rank's, for a rank to count as late, in addition to the rank that waits least.
+"""Maximum wait, as a share of the median rank's wait, at which a rank also counts as late beside the rank that waits
+least.
 """
 
 

@@ -32,14 +32,16 @@ from steptune.tuner.profiling.trace import Trace, TraceError
 from steptune.tuner.wording import counted
 
 BLOCK_BYTES = 1 << 19
-"""Text decoded at once, in bytes. Of larger blocks the events take memory, and time: no cache holds them."""
+"""Length of the text decoded at once, in bytes. The events of a larger block take more memory, and more time, because
+no cache holds them.
+"""
 SEPARATOR = b"\n  },"
 EVENT_END = SEPARATOR[:-1]
 HEAD = re.compile(rb'"traceEvents"\s*:\s*\[')
 KINETO_HEAD = re.compile(HEAD.pattern + rb"(?=\s*?\n  \{)")
 MOST_DECODED_BYTES = 8 << 30
-"""Maximum memory of a decoded file, in bytes, in a layout other than Kineto's; events take about five times their size
-as text.
+"""Maximum memory, in bytes, of a decoded file with a layout other than Kineto's; events take about five times their
+size as text.
 """
 MARGIN = 64
 """Number of bytes to search after the match of `KINETO_HEAD`."""
@@ -137,7 +139,7 @@ def _ahead(blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 def _start(blocks: Iterator[bytes]) -> tuple[bytes, int]:
     """Return the beginning of a file, up to its first events, and the offset of those events in Kineto's layout; 0 in
-    any other.
+    other layouts.
     """
     start, position = b"", 0
     while block := _following(blocks, len(start)):
@@ -151,7 +153,7 @@ def _start(blocks: Iterator[bytes]) -> tuple[bytes, int]:
 
 
 def _following(blocks: Iterator[bytes], least: int) -> bytes:
-    """Return the next block, or several that have at least so many bytes together; empty at the end.
+    """Return the next block, or several blocks that together have at least `least` bytes; empty at the end.
 
     Text without the end of an event is read on in steps as long as itself: each byte is copied a few times at most.
     """

@@ -26,11 +26,11 @@ from steptune.tuner.records import Stall, Stalls
 
 LEAST_NS, MOST_NS = 1_000_000, 10_000_000
 """Limits for stalls, in nanoseconds: shorter silences are no stalls, because healthy steps have them around an
-optimizer or a compiled region; longer ones always are, because dispatching one operator takes no such time on any host.
+optimizer or a compiled region; longer ones always are, because no host takes that long to dispatch one operator.
 """
 PACES = 25
 """Minimum duration of a stall, as a multiple of the usual time between two launches. In nine captures of healthy steps
-on an H100 and an H200, one in a hundred of these times is longer than 4 to 14 times the usual one.
+on an H100 and an H200, the 99th percentile of these times was 4 to 14 times the usual one.
 """
 NAMED = 0.6
 """Minimum share of a stall that an event must cover to name it."""
@@ -41,8 +41,8 @@ KEPT = 10
 
 _FRAME = re.compile(r"(?P<file>.*\.pyx?)\(\d+\): (?P<function>.*)")
 _NO_CAUSE = re.compile(r"^nn\.Module: |(^|/)torch/utils/checkpoint\.py\(")
-"""Pattern for events that do not show the cause of a stall, although the patterns below may match their names: modules
-have any name, and activation checkpointing writes nothing.
+"""Pattern for events that do not show the cause of a stall, although the patterns below may match their names: a module
+can have any name, and activation checkpointing writes nothing.
 """
 
 

@@ -1,4 +1,4 @@
-"""Windows of the steps on the device: each ends when its own device work ends, where the next one begins."""
+"""Windows of the steps on the device: each ends when its own device work ends, and the next one begins there."""
 
 from __future__ import annotations
 
@@ -150,8 +150,8 @@ def _period(starts: Ints, ends: Ints) -> int:
 
 
 def _real_marks(trace: Trace, launches: Launches, marks: Ints) -> Ints:
-    """Return the step marks of one thread, the one with the most device work launched inside its marks (ties: most
-    marks, then longest), without those that are empty or contain others.
+    """Return the step marks of the thread with the most device work launched inside its marks (ties: most marks, then
+    longest). Marks that are empty or contain others are left out.
     """
     host = trace.host
 

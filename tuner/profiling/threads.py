@@ -14,7 +14,9 @@ from steptune.tuner.profiling.intervals import pieces, union
 from steptune.tuner.profiling.trace import Kind
 
 AT_ONCE = 0.1
-"""Minimum share of a thread's calls, by time, during calls of the stepping thread for it to run beside that one."""
+"""Minimum share of a thread's calls, by time, that coincide with calls of the stepping thread for both to count as
+running at once.
+"""
 MOST_BESIDE = 0.2
 """Maximum share of the launches that come from a thread beside the stepping one; with more, the work itself is spread
 over threads.

@@ -25,8 +25,8 @@ MAX_LEVEL = 30
 
 
 def shown_lanes(analysis: TraceAnalysis) -> tuple[tuple[Lane, ...], int]:
-    """Return up to `MAX_LANES` lanes (all of the rank shown, and the other ranks' device lanes, labelled and on that
-    rank's clock), and the number left out.
+    """Return up to `MAX_LANES` lanes, and the number of lanes left out. The lanes are those of the rank shown, and the
+    other ranks' device lanes, with labels and on the clock of the rank shown.
     """
     main = main_rank(analysis)
     others = [rank for rank in analysis.ranks if rank is not main]

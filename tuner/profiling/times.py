@@ -18,7 +18,7 @@ FLOAT_HAS_NANOSECONDS_US = 2**43
 """Time in microseconds above which adjacent floats differ by more than two nanoseconds."""
 NO_TIME = np.iinfo(np.int64).min
 FEW = 1000
-"""Minimum number of times from which it is clear whether decimals were recorded: in fewer, every decimal may have been
+"""Minimum number of times that shows whether decimals were recorded: with fewer times, every decimal may have been
 rounded away.
 """
 LARGEST_US = 2**62 / 1000

@@ -76,9 +76,9 @@ def different_hardware(before: Environment | None, after: Environment | None) ->
 
 
 def _step_times(trial: TrialResult) -> list[float]:
-    """Return one value per window; their mean is the total time over all steps, and their scatter is that of this ratio
-    (Cochran, "Sampling Techniques", chapter 6): a window of few steps weighs less. For equal windows these are their
-    step times. Epoch restarts are included, as everywhere.
+    """Return one value per window. The mean of the values is the total time divided by the number of all steps, and
+    their scatter is the scatter of this ratio (Cochran, "Sampling Techniques", chapter 6): a window of few steps weighs
+    less. For equal windows these are their step times. Epoch restarts are included, as everywhere.
     """
     windows = trial.clean_windows
     if not windows:

@@ -49,8 +49,8 @@ class Scenario:
 
 
 def _hidden_communication(breakdown: Breakdown) -> float:
-    """Return the communication that delayed compute and could be hidden: at most as much as the compute that hides none
-    yet.
+    """Return the communication that delayed compute and could be hidden: at most the time of compute that hides no
+    communication yet.
     """
     exposed = breakdown.removable_ns(Category.COMMUNICATION)
     hidden = breakdown.overlapped.get(Category.COMMUNICATION.value, 0) / breakdown.num_steps

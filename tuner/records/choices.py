@@ -13,7 +13,7 @@ from steptune.tuner.records.base import Record
 
 Scalar = bool | int | float | str | None
 Choice = dict[str, Scalar]
-"""One setting of a strategy: those of its parameters, by name, that differ from the neutral choice."""
+"""One setting of a strategy: the parameters that differ from the neutral choice, by name."""
 
 
 class Numerics(StrEnum):

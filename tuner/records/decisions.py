@@ -18,7 +18,7 @@ class Suggestion(Record):
     bound: float | None = None
     """Upper limit on what the candidate could save, as a share of the incumbent's step."""
     replicate: int = 0
-    """Number of the start of this candidate for this purpose, from 0."""
+    """Number of this run of the candidate for this purpose, from 0."""
     companion: Candidate | None = None
     """Candidate with which the suggested one is compared; the two take turns if both fit into memory."""
 

@@ -19,7 +19,8 @@ class MeasureSettings(Record):
     max_rounds: int = 60
     half_width: float = 0.01
     """Target half-width: measuring stops when the 95 % half-width of every trial's mean rate (or of its ratio to the
-    group's first trial) is below this share of it."""
+    group's first trial) is below this share of that rate (or ratio).
+    """
     cap_s: float = 10.0
     """Seconds after which no further round is started."""
     foreign_cpu_share: float = 0.10
@@ -42,8 +43,9 @@ class InputActivity(Record):
     wait_ns: int
     """Time that the main thread spends in the loader's `next()`."""
     runnable_share: float
-    """Share of the makers' time (for the main thread, of `wait_ns`) spent computing or waiting for a core, not
-    sleeping."""
+    """Share of the time of the processes that make batches (for the main thread, of `wait_ns`) spent computing or
+    waiting for a core, not sleeping.
+    """
     read_bytes_per_s: float
     """Bytes per second read from storage; reads from the page cache are not counted."""
 

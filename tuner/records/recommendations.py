@@ -88,7 +88,7 @@ class Part(Record):
 
 
 class Certificate(Record):
-    """Summary of what is known about all that was not recommended.
+    """Summary of the knowledge about all configurations that were not recommended.
 
     Attributes:
         not_tried: Choices that were not tried, each with the reason.
@@ -235,9 +235,11 @@ class Recommendation(Record):
     no_time_for: tuple[str, ...] = ()
     """Parts of the study omitted because of an interrupt or the budget, each as a phrase."""
     needed_budget_s: float | None = None
-    """Budget, in seconds, expected to suffice for trying and confirming candidates; None where this study's did."""
+    """Budget, in seconds, expected to suffice for trying and confirming candidates; None if this study's budget
+    sufficed.
+    """
     objective: str = "throughput"
-    """Objective of which all gains are ratios. Rates are in units per second whatever it is."""
+    """Objective by which all gains are measured, as ratios. Rates are in units per second, whatever the objective."""
     objective_before: str = ""
     """Objective's value with today's settings, with its unit; empty for throughput."""
     objective_after: str = ""

@@ -1,4 +1,4 @@
-"""One process start of one candidate: the request, how it ended, and all that it measured."""
+"""One run of one candidate: the request, the outcome, and all measurements."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Purpose(StrEnum):
     CONTRIBUTION = "contribution"
     """Trial of the recommended candidate, complete or without one of its parts, to measure a part's contribution."""
     MOVED = "moved"
-    """Trial of the reference or the incumbent, repeated because trials now run in another place."""
+    """Trial of the reference or the incumbent, repeated because trials now run on another machine."""
 
 
 class FailureKind(StrEnum):
@@ -81,7 +81,7 @@ class Deadlines(Record):
 
 
 class TrialSpec(Record):
-    """Specification of one process start of one candidate: all that the trial server and its ranks need."""
+    """Specification of one run of one candidate: everything that the trial server and its ranks need."""
 
     trial_id: str
     workload: str
@@ -104,8 +104,9 @@ class TrialSpec(Record):
     memory_limit_bytes: int | None = None
     deadlines: Deadlines = Deadlines()
     run_id: str = ""
-    """Id of this run, under which its ranks meet. A repeated trial has a new one, so it cannot meet ranks of an earlier
-    run."""
+    """Id of this run, by which its ranks find each other. A repeated trial has a new id, so its ranks cannot find those
+    of an earlier run.
+    """
     requested_at_ns: int = 0
     """Value of `time.monotonic_ns()` when the trial was requested (one clock for all processes of a host)."""
 
@@ -159,7 +160,7 @@ class Attempt(Record):
 
 
 class TrialResult(Record, dict=True):
-    """Result of one process start of one candidate; after a crash, the part of it that is known."""
+    """Result of one run of one candidate; after a crash, the part of the result that is known."""
 
     trial_id: str
     candidate: Candidate
@@ -200,7 +201,7 @@ class TrialResult(Record, dict=True):
 
     @property
     def is_rejected(self) -> bool:
-        """True if the guard found another training, which it finds on a busy machine, too."""
+        """True if the guard found that the training differs; other load on the machine does not affect this verdict."""
         return self.guard is not None and not self.guard.passed
 
     @functools.cached_property
@@ -221,7 +222,7 @@ class TrialResult(Record, dict=True):
 
 
 class Trial(Record):
-    """One row of a study: a requested process start, and its result once complete."""
+    """One row of a study: a requested run, and its result once complete."""
 
     trial_id: str
     study_id: str

@@ -237,7 +237,7 @@ class WorkloadFacts(Record):
     reference: str
     name: str
     signature: str
-    """Hash of the classes, sizes and batch, by which similar workloads are found to reuse past results."""
+    """Hash of the classes, sizes and batch, used to find similar workloads with results to reuse."""
     global_batch: int
     sample_unit: SampleUnit
     dataset: DatasetFacts
@@ -253,7 +253,7 @@ class WorkloadFacts(Record):
     randomness: str = "none"
     """Use of random numbers in the step: "none", "switchable" (dropout that evaluation mode turns off) or "always"."""
     max_global_batch: int | None = None
-    """Maximum number of samples in a step that the user would train with; None for no more than today's."""
+    """Maximum number of samples per step that the user accepts; None for no more than today's."""
     sampling: str = "shuffled"
     """Source of the batches: "shuffled", or the workload's own "sampler" or "batch_sampler"."""
     custom_step: bool = False

@@ -40,7 +40,8 @@ class CopyError(SteptuneError):
 
 
 def place_to_start_from(record: ScriptRecord) -> CopyPlace:
-    """Return the last copy before the training loader is first iterated: all changes are made after it.
+    """Return the last copy before the training loader is first iterated: all changes of a trial are made after that
+    point.
 
     Raises:
         CopyError: There is no such copy.

@@ -235,7 +235,9 @@ class _Writer:
         return file, file.call(line, self._script.optimizers)
 
     def _model(self) -> str:
-        """Return the variable whose parameters the optimizer was given, if it is the model that the loop calls."""
+        """Return the variable of the model that the loop calls, if the optimizer was given the parameters of that
+        variable.
+        """
         if len(self._script.models) != 1 or self._script.wrappers:
             raise NotEditableError("the variable that holds the called model is unknown")
         file, call = self._optimizer()
@@ -268,7 +270,7 @@ class _Writer:
 
 
 def _of_torch(file: SourceFile, call: ast.Call, module: str) -> None:
-    """Refuse a class that may not accept the arguments of torch's."""
+    """Refuse a class that may not accept the arguments of torch's class."""
     if not full_name(file.tree, call.func).startswith(module):
         raise NotEditableError(
             f"{last_name(call.func)} is not a class of {module.rstrip('.')}, according to the file's imports"

@@ -31,7 +31,7 @@ HIGHER_PRECISION = ("high", "medium")
 
 
 def _files(command: tuple[str, ...], folder: Path, places: Iterable[str]) -> dict[str, str]:
-    """Return the texts of the Python files below a folder that a command or places name, by their path there."""
+    """Return the texts of the Python files below a folder that a command or the given places name, by relative path."""
     root = folder.resolve()
     named = [*command, *(place.rpartition(":")[0] for place in places)]
     paths = {(folder / name).resolve() for name in named if name.endswith(".py")}

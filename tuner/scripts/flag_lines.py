@@ -24,7 +24,7 @@ SETTERS = {
     "matmul_precision": ("set_float32_matmul_precision(", "matmul.allow_tf32 ="),
     "flush_denormals": ("set_flush_denormal(",),
 }
-"""Statements by which a script sets the same flag, by flag."""
+"""Statements by which a script itself sets each flag, by flag."""
 
 
 def flag_lines(changes: Mapping[str, Scalar], tree: ast.AST, line: int, others: Sequence[ast.AST]) -> list[str]:

@@ -11,8 +11,8 @@ from steptune.tuner.records.base import Record
 from steptune.tuner.scripts.own_process import OwnProcess
 
 NUM_STEPS, NUM_AUDITS, NUM_WIDE = 3, 2, 2
-"""Number of guarded steps in sequence, of those that each begin from the reference's weights, and of those that do so
-in FP32, where a precision changes.
+"""Numbers of guarded steps: in sequence, each from the reference's weights, and each from these weights in FP32 if a
+precision changes.
 """
 SEEN = "guard-0.pt"
 """Name of the file with the first rank's guarded steps."""

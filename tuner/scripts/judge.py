@@ -184,7 +184,9 @@ class _Judgement:
             self._checks.append(gated("replayed update", "update", worst.score, LIMIT, detail, True))
 
     def _check_between(self) -> bool:
-        """Check that only updates change weights, where that holds with today's settings; say whether it does."""
+        """Check that only updates change weights; return False, without a check, if today's settings change weights
+        between updates as well.
+        """
         number = self._request.num_steps
         known = [self._reference, self._repeated, *(run for runs in self._disturbed.values() for run in runs)]
         moves = moves_of(weights_around(run["steps"][:number]) for run in known)
@@ -201,7 +203,9 @@ class _Judgement:
         return self._are_updates_shown and all(check.passed for check in self._checks if check.kind == "update")
 
     def _check_calls(self) -> None:
-        """Check that a step calls dropout, clipping and schedulers as today's settings do, where these repeat it."""
+        """Check that a step calls dropout, clipping and schedulers as today's settings do, if two runs of today's
+        settings agree in them.
+        """
         wanted, found = self._reference["steps"], self._candidate["steps"]
         is_compiled = self._request.is_compiled
         if not any(calls_of(step, is_compiled=is_compiled) for step in (*wanted, *found)):
@@ -214,7 +218,7 @@ class _Judgement:
         self._checks.append(gated("calls", "calls", observed, 1.0, detail, True))
 
     def _check_in_fp32(self) -> bool:
-        """Compare gradients of the steps in FP32; say whether they were."""
+        """Compare gradients of the steps in FP32; say whether a comparison was possible."""
         wanted, found = ([_gradients(step) for step in run["wide"]] for run in (self._reference, self._candidate))
         disturbed = [run for runs in self._disturbed.values() for run in runs if run["wide"]]
         if not found or not wanted or not disturbed:

@@ -82,8 +82,8 @@ def library_arguments(changes: Mapping[str, Scalar], script: ScriptFacts, file: 
 
 
 def wrapped_loader(file: SourceFile, line: int) -> ast.Call | None:
-    """Return the call that makes the user's own loader, if a line prepares it with Accelerate, which takes over its
-    settings; None otherwise.
+    """Return the call that makes the user's own loader, if a line prepares that loader with Accelerate; None otherwise.
+    Accelerate takes over the loader's settings.
 
     Raises:
         NotEditableError: Which of several loaders it prepares is not known.
@@ -99,7 +99,7 @@ def wrapped_loader(file: SourceFile, line: int) -> ast.Call | None:
 
 
 def _is_trainers(changes: Mapping[str, Scalar], script: ScriptFacts, file: SourceFile) -> bool:
-    """Say whether the `train` of a transformers Trainer, not a line of the user's, makes the object to change."""
+    """Say whether `train` of a transformers Trainer, not a line of the user's code, makes the object to change."""
     if any(name.startswith(LOADER) for name in changes):
         made = {"loader"}
     else:

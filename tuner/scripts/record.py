@@ -218,7 +218,7 @@ class ScriptRecord(Record):
 
     @property
     def training_loader(self) -> ScriptLoader | None:
-        """The loader whose batches most backward passes followed; None if no loader is in the loop."""
+        """Loader that provided the batches for most backward passes; None if no loader is in the loop."""
         most = max(self.loaders, key=lambda loader: loader.num_backwards, default=None)
         return most if most is not None and most.num_backwards and self.step.num_batches else None
 

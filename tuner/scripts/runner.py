@@ -269,7 +269,8 @@ class ScriptRunner:
         in_fp32: bool,
         outputs: bool = False,
     ) -> dict[str, Any]:
-        """
+        """Return the guard's settings for a run of the script, as plain values.
+
         Args:
             in_fp32: Whether steps in FP32 follow.
             outputs: Whether modules' outputs in 16 bits are compared with FP32.
@@ -346,7 +347,7 @@ class ScriptRunner:
     def _run_anew(
         self, spec: TrialSpec, purpose: Purpose, settings: MeasureSettings, group: str, listener: ProgressListener
     ) -> TrialResult:
-        """Run a trial that starts the command, whatever its changes."""
+        """Run a trial that starts the command, whatever changes the trial makes."""
         copy, self._look.copy = self._look.copy, None
         try:
             return self._run(spec, purpose, settings, group, listener)
@@ -601,7 +602,9 @@ class ScriptRunner:
         return {**trial, "guard": {**guard, "reference": str(copy.shared(Path(guard["reference"])))}}
 
     def _longest_fork_s(self, longest_s: float | None) -> float:
-        """Return the time limit of a trial from the copy, shorter than a run's, so that a hang is found early."""
+        """Return the time limit of a trial from the copy, shorter than that of a run of the command, so that a hang is
+        found early.
+        """
         longest = FORK_LOOKS * self._look.seconds + FORK_MORE_S
         return longest if longest_s is None else min(longest, longest_s)
 
@@ -660,7 +663,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _effects(applied: Mapping[str, Outside], seen: Mapping[str, str]) -> tuple[Effect, ...]:
-    """Return for each choice whether it took effect in the script; a change did not if its object never appeared."""
+    """Return, for each choice, whether it took effect in the script; it did not if its object never appeared."""
     effects = []
     for name, outside in applied.items():
         missing = [change for change in outside.changes if change not in seen]

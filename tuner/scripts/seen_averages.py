@@ -22,7 +22,7 @@ Seen = dict[str, Any]
 
 def check_averages(reference: Seen, repeated: Seen, candidate: Seen, number: int, device: str) -> list[GuardCheck]:
     """Check averages of the weights by their recurrence; return no check without averages, or if a repetition of the
-    reference does not follow it.
+    reference does not follow that recurrence.
     """
     averages = averages_in(reference, number)
     if not averages or worst_held(averages, repeated, number).score > LIMIT:
@@ -51,8 +51,8 @@ def worst_held(averages: Sequence[Average], seen: Seen, number: int) -> AverageS
 
 
 def _scores(average: Average, steps: Sequence[StateStep]) -> Iterator[AverageScore]:
-    """Yield the scores of all tensors that might be an average, the one that it is in the reference first; no others if
-    that one fits.
+    """Yield the scores of all tensors that might be an average. The tensor that is this average in the reference comes
+    first; no others follow a tensor that fits.
     """
     weight = steps[0].weights.get(average.weight) if steps else None
     if weight is None:
@@ -96,7 +96,7 @@ def _states(seen: Seen, number: int) -> list[StateStep]:
 
 
 def _likely(steps: Sequence[StateStep]) -> Iterator[tuple[str, str]]:
-    """Yield each held tensor that changes, with the weight on whose way it moves."""
+    """Yield each held tensor that changes, with the weight towards which it moves."""
     if not steps:
         return
     first = steps[0]

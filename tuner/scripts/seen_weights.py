@@ -1,4 +1,6 @@
-"""Weights in a script's guarded steps: their distance from the reference's, and those around each update."""
+"""Weights in a script's guarded steps: their distance from the reference's weights, and the weights before and after
+each update.
+"""
 
 from __future__ import annotations
 

@@ -68,7 +68,9 @@ def is_called(tree: ast.AST, line: int, name: str) -> bool:
 
 
 def is_replaced(tree: ast.AST, line: int, name: str) -> bool:
-    """Say whether a name may refer to another object than in a line: assigned later, or wrapped elsewhere."""
+    """Say whether a name may refer to a different object than in a line, because it is assigned later or wrapped
+    elsewhere.
+    """
     own = function_of(tree, line)
     for node in ast.walk(tree):
         if not isinstance(node, ast.Assign) or name not in _last(names(node.targets, ast.Store)):

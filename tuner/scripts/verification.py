@@ -124,7 +124,7 @@ def verify_script(
 
 
 def shares_layout(look: Look) -> bool:
-    """Say whether forks share something that differs between starts: on a CPU, the layout of the host's memory."""
+    """Say whether forks share a layout that differs between new processes: on a CPU, that of the host's memory."""
     return look.record.device != "cuda"
 
 

@@ -131,7 +131,7 @@ def _escaped(path: Path) -> str:
 
 
 def _mounts_below(folder: Path) -> list[tuple[Path, str]]:
-    """Return the mount points below a folder with their types, each after those that contain it."""
+    """Return the mount points below a folder with their types, each after the mount points that contain it."""
     found = {}
     for line in Path("/proc/self/mountinfo").read_bytes().split(b"\n")[:-1]:
         fields, _, rest = line.partition(b" - ")

@@ -18,20 +18,21 @@ from scipy.special import log_ndtr, ndtr
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 PAIR, PAIR_WITH_TODAY = 0.2, 0.05
-"""Weights in the blame, relative to a single choice: of a pair of choices, and of a choice paired with an unchanged
-strategy.
+"""Weights of blame, relative to the weight of a single choice: for a pair of choices, and for a choice paired with an
+unchanged strategy.
 """
 FAILED_BEFORE, RAN_BEFORE = 0.5, 12.0
 """Prior counts for the failure rate of a choice: failures, and tries in all."""
 
 ADDED, SAVED, PEAK_NOISE, HALFWAY = 0.2, 0.1, 0.01, 0.02
-"""Shares of the smallest configuration's peak memory: standard deviation of what a choice adds, expected saving of a
-choice that saves memory, noise of a peak between starts, and headroom assumed above the largest peak that fitted.
+"""Standard deviation of a choice's effect on the peak, expected saving of a choice that saves memory, noise of a peak
+between runs, and headroom assumed above the largest peak that fitted; all are shares of the smallest configuration's
+peak memory.
 """
 
 
 class Blame:
-    """Probability that configurations run, from the choices that are blamed for failed starts.
+    """Probability that configurations run, from the choices that are blamed for failed runs.
 
     Args:
         ran, failed: Levels of configurations, one a row; level 0 is the reference's.
@@ -83,8 +84,8 @@ class Blame:
 
 
 class Room:
-    """Probability that configurations fit into memory, from the peaks of those that fitted and from those that did not
-    fit.
+    """Probability that configurations fit into memory, from the peaks of configurations that fitted, and from
+    configurations that did not fit.
 
     What choices add is a sum of independent normal amounts. A configuration that ran out of memory is only known to
     need more than the largest that fitted: moments are matched to that, one such configuration after another (Minka, "A
@@ -141,7 +142,7 @@ class Room:
         self._spread = self._spread - gain @ between
 
     def _exceeded(self, features: Floats) -> None:
-        """Update the posterior with a configuration that needs more memory than the largest that fitted."""
+        """Update the posterior with a configuration that needs more memory than the largest peak that fitted."""
         direction = self._spread @ features
         sd = math.sqrt(float(features @ direction) + PEAK_NOISE**2)
         z = (float(features @ self._need) - self._cap) / sd

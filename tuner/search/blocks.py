@@ -1,4 +1,6 @@
-"""Blocks of starts: one start of each candidate, in turns where they fit into memory together, all in one place."""
+"""Blocks of runs: one run of each candidate, in turns if all fit into memory together, all on the same machine and
+devices.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ class BlockRunner:
     def run(
         self, order: Sequence[Candidate], number: int, left_s: Callable[[], float] | None = None
     ) -> dict[str, TrialResult]:
-        """Run one start of each candidate, and return the good results by candidate key, as the objective counts them.
+        """Run each candidate once, and return the good results by candidate key, as the objective counts them.
 
         Args:
             left_s: Seconds that are left: no phase of a trial may exceed them until its first window, and nothing is
@@ -52,7 +54,7 @@ class BlockRunner:
 
     def numbers(self, candidates: Sequence[Candidate]) -> Iterator[int]:
         """Yield block numbers in order. A block begun before the budget was changed counts only if it is complete,
-        since starts hours apart make no block.
+        because runs hours apart do not form a block.
         """
         first = self._ledger.first_block(self._purpose)
         stored = (number for number in range(first) if self.is_stored(candidates, number))
@@ -64,21 +66,21 @@ class BlockRunner:
         return sum(1 for _ in itertools.takewhile(bool, stored))
 
     def num_begun(self, candidate: Candidate) -> int:
-        """Return the number of blocks since the last change of the budget with a stored start of this candidate, good
-        or not.
+        """Return how many blocks since the last change of the budget have a stored run of this candidate, even a failed
+        one.
         """
         first = self._ledger.first_block(self._purpose)
         found = (self._ledger.find(candidate, self._purpose, number) for number in itertools.count(first))
         return sum(1 for _ in itertools.takewhile(lambda result: result is not None, found))
 
     def begun_s(self, candidates: Sequence[Candidate]) -> float:
-        """Return the seconds that the stored starts of the first block took."""
+        """Return the seconds that the stored runs of the first block took."""
         first = self._ledger.first_block(self._purpose)
         found = (self._ledger.find(candidate, self._purpose, first) for candidate in candidates)
         return sum(result.duration_ns for result in found if result is not None) / 1e9
 
     def is_stored(self, candidates: Sequence[Candidate], number: int) -> bool:
-        """Say whether a block is stored with all starts measured, in one place."""
+        """Say whether all runs of a block are stored and were measured on the same machine and devices."""
         return _is_whole(self._ledger.find(c, self._purpose, number) for c in candidates)
 
     # --- what a block takes -------------------------------------------------------------------
@@ -92,14 +94,14 @@ class BlockRunner:
         return max(MIN_CAP_S, (block_s - self._starts_s(candidates)) / len(self._trials.together(candidates)))
 
     def _starts_s(self, candidates: Sequence[Candidate]) -> float:
-        """Return the seconds until all have their first windows; a candidate that was never started counts as the
-        slowest other one.
+        """Return the seconds until all candidates have their first windows; a candidate that was never run counts as
+        the slowest other one.
         """
         known = [self._knowledge.start_s(candidate) for candidate in candidates]
         return sum(seconds or max(known) for seconds in known)
 
 
 def _is_whole(found: Iterable[TrialResult | None]) -> bool:
-    """Say whether all starts of a block were measured, in one place."""
+    """Say whether all runs of a block were measured, on the same machine and devices."""
     places = {None if result is None else result.place for result in found}
     return len(places) == 1 and None not in places

@@ -13,7 +13,7 @@ WAITING = (
     Category.DATA_WAIT,
 )
 CALM = 0.1
-"""Maximum share of the step that the device waits for its host in a trial that is insensitive to the host."""
+"""Maximum share of the step in which the device waits for its host, for a trial to count as insensitive to the host."""
 
 
 def has_device(situation: Situation) -> bool:
@@ -22,5 +22,5 @@ def has_device(situation: Situation) -> bool:
 
 
 def is_calm(situation: Situation) -> bool:
-    """Say whether a profile shows a device that hardly ever waited for its host; never on a CPU."""
+    """Say whether a profile shows a device that hardly ever waited for its host; always False on a CPU."""
     return has_device(situation) and situation.time_ns(WAITING) < CALM * situation.step_ns

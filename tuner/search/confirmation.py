@@ -1,4 +1,4 @@
-"""Confirmation, by new starts, that the search's winner is faster.
+"""Confirmation, by new runs, that the search's winner is faster.
 
 The search chose its winner because it measured well, so its own figures flatter it. The confirmation measures the
 finalists and the baseline again, in fresh processes, in blocks: every block has one start of each, taking turns where
@@ -51,21 +51,21 @@ LEAST_BLOCKS, MAX_BLOCKS = 2, 12
 """Minimum and maximum number of blocks. Fewer than two give no interval; two give a wide one, enough for a large gain.
 """
 LONGEST_OVERRUN = 0.15
-"""Maximum overrun by the minimum number of blocks, as a share of the budget."""
+"""Maximum overrun of the budget that the minimum number of blocks may cause, as a share of the budget."""
 POWER = 0.8
 MORE, LESS = 0.05, 0.001
-"""Significance levels of the tests for blocks that scatter more, or less, than single starts. Less scatter narrows the
-interval, so it takes stronger evidence.
+"""Significance levels of the tests for blocks that scatter more, or less, than single runs. Less scatter narrows the
+interval, so the test for it requires stronger evidence.
 """
 UNLIKE = 0.2
 """Significance level of the test for different variances of the two sides."""
 ALIKE = 0.5
 """Share of each side in a difference's variance, if both sides have the same variance."""
 HOPELESS = 0.1
-"""Minimum probability of proving a gain for the remaining blocks to be run."""
+"""Minimum probability that the remaining blocks prove a gain, for them to be run."""
 HOPE = 0.67
-"""Number of standard errors added to the estimated gain, which gives its upper quartile, before the probability is
-computed.
+"""Number of standard errors by which the estimated gain is raised, to its upper quartile, before the probability of a
+proof is computed.
 """
 UNSHARED = 0.5
 """Share of a change in the machine's speed that affects only one of two configurations, from 0 (their ratio never
@@ -75,7 +75,7 @@ changes) to 1. benchmarks/repeatability.py shows whether a half is enough.
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Block of a confirmation: one start of the baseline and of each finalist."""
+    """Block of a confirmation: one run of the baseline and of each finalist."""
 
     number: int
     order: tuple[Candidate, ...]
@@ -131,7 +131,7 @@ def num_blocks(*, at_least: int, noise_sd: float, expected_gain: float, num_fina
 
 
 def plan_blocks(reference: Candidate, finalists: Sequence[Candidate], count: int, seed: int) -> list[Block]:
-    """Plan blocks in which every candidate starts once: one block in random order, the next in reverse, and so on."""
+    """Plan blocks in which every candidate is run once: one block in random order, the next in reverse, and so on."""
     generator = random.Random(seed)
     blocks: list[Block] = []
     for number in range(count):
@@ -234,7 +234,7 @@ def _chance(mean: float, spread: Spread, count: int, planned: int, alpha: float)
 
 
 def spread_of(log_ratios: Sequence[float], one: Sequence[TrialResult], other: Sequence[TrialResult]) -> Spread:
-    """Return the scatter of the log ratio of one block, from all starts of both sides or from the blocks alone.
+    """Return the scatter of the log ratio of one block, from all runs of both sides or from the blocks alone.
 
     Args:
         log_ratios: Log ratios by block, at least two.
@@ -256,7 +256,7 @@ def spread_of(log_ratios: Sequence[float], one: Sequence[TrialResult], other: Se
 
 
 def _unselected(results: Sequence[TrialResult]) -> Sequence[TrialResult]:
-    """Return all starts except the one that selected the candidate, if at least two others are left."""
+    """Return all runs except the one that selected the candidate, if at least two others are left."""
     first = next((number for number, result in enumerate(results) if result.purpose is Purpose.EXPLORE), None)
     if first is None or len(results) < 3:
         return results
@@ -272,7 +272,7 @@ def _side(results: Sequence[TrialResult]) -> Spread:
 
 
 def _of_difference(one: Spread, other: Spread) -> Spread:
-    """Return the spread of a difference: with a pooled variance unless the two clearly differ, else by Welch."""
+    """Return the spread of a difference: from the pooled variance, or by Welch if the two variances clearly differ."""
     total = one.variance + other.variance
     low, high = (_f_quantile(share, one.degrees, other.degrees) for share in (UNLIKE / 2, 1 - UNLIKE / 2))
     if not total or low * other.variance < one.variance < high * other.variance:
@@ -297,7 +297,7 @@ def _f_quantile(probability: float, degrees: float, other_degrees: float) -> flo
 def all_starts(
     earlier: Mapping[str, Sequence[TrialResult]], blocks: Sequence[dict[str, TrialResult]]
 ) -> dict[str, list[TrialResult]]:
-    """Return the starts of the search and of the blocks, by candidate key."""
+    """Return the runs of the search and of the blocks, by candidate key."""
     starts = {key: list(results) for key, results in earlier.items()}
     for block in blocks:
         for key, result in block.items():

@@ -29,8 +29,8 @@ CONFIRM_CAPS = 1.5
 
 
 class ConfirmationRun:
-    """Confirmation of a search's finalists, measured again beside the reference until the answer is clear or the
-    planned blocks are done. An interrupted one can be judged by the blocks that it has.
+    """Confirmation of a search's finalists: they are measured again beside the reference until the answer is clear or
+    the planned blocks are done. An interrupted confirmation can be judged by its completed blocks.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class ConfirmationRun:
             self._finalists.pop()
 
     def _num_wanted(self) -> int:
-        """Return the number of blocks needed to prove the gain estimated by the search at this noise."""
+        """Return the number of blocks needed, at the measured noise, to prove the gain that the search estimated."""
         knowledge, reference = self.designer.knowledge, self.designer.reference
         return num_blocks(
             at_least=self._settings.confirm_blocks,
@@ -168,8 +168,8 @@ class ConfirmationRun:
         )
 
     def _set_windows(self, num_missing: int) -> None:
-        """Set windows as long as the remaining time allows, up to a cap, since starts differ more than windows of one
-        start.
+        """Set windows as long as the remaining time allows, up to a cap, because runs differ more than windows of one
+        run.
         """
         cap_s = self._block_runner.longest_cap_s(self._all(), self._view.left_s / max(1, num_missing))
         cap_s = min(cap_s, CONFIRM_CAPS * self._trials.measure.cap_s)

@@ -22,7 +22,7 @@ from steptune.tuner.search.view import StudyView
 
 
 class ContributionRun:
-    """Measurement of an answer beside the answer without each part, in the remaining time.
+    """Measurement, in the remaining time, of an answer beside variants that each lack one part.
 
     Args:
         confirmed: Good results of the confirmation's blocks, for the scatter of the answer's starts.
@@ -50,7 +50,7 @@ class ContributionRun:
         self._without: dict[str, Candidate] = {}
         """Answer without one part, by the strategy that is left out."""
         self._started: dict[str, Candidate] = {}
-        """Configurations of which every start has succeeded so far."""
+        """Configurations for which every run has succeeded so far."""
         self._planned = 0
         self._blocks: list[dict[str, TrialResult]] = []
 
@@ -113,8 +113,8 @@ class ContributionRun:
 
     def _choose(self) -> None:
         """Exclude parts from the measurement, the smallest estimated contribution first, until the minimum number of
-        blocks fits. A study resumed after its first block leaves out those without a stored start, since starts hours
-        apart make no block.
+        blocks fits. A study resumed after its first block leaves out the parts without a stored run, because runs hours
+        apart do not form a block.
         """
         begun = {name: c for name, c in self._started.items() if self._runner.num_begun(c)}
         if max(self._runner.num_begun(candidate) for candidate in self._all()) > 1:
@@ -130,7 +130,7 @@ class ContributionRun:
                 del self._started[name]
 
     def _left_s(self) -> float:
-        """Return the seconds left for blocks: those of the budget less the time of first compilations."""
+        """Return the seconds left for blocks: the remaining budget less the time of first compilations."""
         knowledge = self._designer.knowledge
         usual_s = knowledge.expected_cost_s(self._answer, self._answer)
         new = [c for c in self._all() if not knowledge.results.get(c.key) and not self._has_begun(c)]

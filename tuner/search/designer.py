@@ -43,7 +43,7 @@ LEAST_RESERVE, LARGEST_RESERVE = 0.12, 0.38
 """Minimum and maximum share of the budget that is kept for the confirmation."""
 RESERVE_MARGIN = 1.1
 WINDOW_S = 1.2
-"""Seconds of windows for each start of the confirmation."""
+"""Seconds of windows in each run of the confirmation."""
 CLEARLY, PERHAPS = 0.9, 0.15
 """Probabilities of a worthwhile gain over the incumbent: above the first, a candidate ranks before it; above the
 second, it becomes a finalist.
@@ -60,7 +60,7 @@ Story = Generator[Suggestion, Outcome, None]
 
 
 class Designer:
-    """Designer of a study's trials: suggests the next one, and takes in its outcome.
+    """Designer of a study's trials: suggests the next one, and learns from its outcome.
 
     Args:
         search: Proposes configurations.
@@ -126,14 +126,14 @@ class Designer:
         return self._next
 
     def update(self, outcome: Outcome) -> None:
-        """Take in the outcome of the suggestion."""
+        """Learn from the outcome of the suggestion."""
         assert self._next is not None, "the search has ended"
         self._hear([result for result in (outcome.companion, outcome.result) if result is not None])
         self.knowledge.take_in(outcome, self._next.companion)
         self._advance(outcome)
 
     def stop(self, why: str, ended: str) -> None:
-        """End the search early; what it would have tried is recorded as not tried.
+        """End the search early, and record the remaining choices as not tried.
 
         Args:
             why: Reason why the rest was not tried.
@@ -144,7 +144,7 @@ class Designer:
             self._conclude(why, ended)
 
     def learn(self, result: TrialResult) -> None:
-        """Take in a trial that the designer did not suggest; the current suggestion stays open."""
+        """Learn from a trial that the designer did not suggest; the current suggestion stays open."""
         self._hear([result])
         self.knowledge.take_in_beside(result)
 
@@ -207,7 +207,7 @@ class Designer:
         return self.ended == NOTHING_LEFT or any(r.failure is None or r.failure.kind not in late for r in others)
 
     def no_time_for(self) -> list[str]:
-        """Describe what the search left out for lack of time, one phrase each."""
+        """Describe the parts of the search that were left out for lack of time, one phrase each."""
         missed = []
         if self._num_left_out and self.ended in (BUDGET_SPENT, INTERRUPTED):
             most = max(bound for _, bound in self.knowledge.untried(self.incumbent))
@@ -216,7 +216,9 @@ class Designer:
         return missed
 
     def needed_s(self) -> float:
-        """Return the seconds that the baseline's trials took, and that a short search and confirmation would take."""
+        """Return the seconds needed: those of the baseline's trials, and the expected ones of a short search and a
+        confirmation.
+        """
         baseline_s = sum(r.duration_ns for r in self.baseline_results()) / 1e9
         promising = [
             m for m, b in self.knowledge.untried(self.incumbent) if b > self.knowledge.threshold(self.incumbent)
@@ -271,7 +273,7 @@ class Designer:
         self._end()
 
     def _suggestions(self) -> Iterator[Suggestion]:
-        """Yield suggestions: winners of similar studies, then the search's, until none of those can be run."""
+        """Yield suggestions: winners of similar studies, then the search's proposals, until none can be run."""
         for winner in self._alike_winners():
             wanted = {move.key for move in winner.moves}
             moves = [move for move in self.space.moves if move.key in wanted]
@@ -287,8 +289,8 @@ class Designer:
             yield self._suggestion(chosen, "search")
 
     def _alike_winners(self) -> list[Candidate]:
-        """Return the winners of those earlier studies whose steps spent their time in the same categories as this
-        study's.
+        """Return the winners of the earlier studies in which the step spent its time in the same categories as in this
+        study.
         """
         situation = self.knowledge.own_situation(self.reference)
         now = situation.shares if situation is not None else {}
@@ -344,8 +346,8 @@ class Designer:
         return self.budget_s - self.knowledge.spent_s - self._reserve_s()
 
     def _reserve_s(self) -> float:
-        """Return the seconds reserved for confirming the best candidate so far; 0 while that is hardly faster than the
-        reference, or where too little time is left for the minimum number of blocks.
+        """Return the seconds reserved for confirming the best candidate so far. They are 0 while this candidate is
+        hardly faster than the reference, or if too little time is left for the minimum number of blocks.
         """
         if not self._confirm_blocks or not self._has_something_to_confirm():
             return 0.0
@@ -356,14 +358,16 @@ class Designer:
         return min(largest, max(least, RESERVE_MARGIN * self._confirm_blocks * self._block_s()))
 
     def _has_something_to_confirm(self) -> bool:
-        """Say whether the best so far is worth confirming, by rates alone: the model depends on the time left."""
+        """Say whether the best candidate so far is worth confirming, judged by rates alone: the model depends on the
+        time left.
+        """
         best = self.best()
         if best == self.reference:
             return False
         return self.knowledge.difference(best, self.reference).probability_above(WORTHWHILE) > EVEN
 
     def _block_s(self) -> float:
-        """Return the seconds of a block of the confirmation: a start of the reference and one of the incumbent."""
+        """Return the seconds of a confirmation block: one run of the reference and one of the incumbent."""
         return sum(self.knowledge.start_s(c) + WINDOW_S for c in (self.reference, self.incumbent))
 
     # --- what came of it ----------------------------------------------------------------------
@@ -433,9 +437,7 @@ class Designer:
             self._conclude("the budget was spent", BUDGET_SPENT)
 
     def _conclude(self, why_left_out: str, ended: str) -> None:
-        """Settle the answer, and record every choice that was not tried, with its probability of a gain, and why the
-        search ended.
-        """
+        """Settle the answer; record why the search ended, and every untried choice with its probability of a gain."""
         self._choose_incumbent()
         for move, bound in self.knowledge.untried(self.incumbent):
             impossible = self._why_impossible(move)

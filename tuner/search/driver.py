@@ -132,7 +132,9 @@ class StudyDriver:
             self._contributions.run(chosen.candidate)
 
     def _with_less_memory(self, prepared: Prepared, designer: Designer, error: BaselineError) -> Prepared:
-        """Return the preparation with the nearest reference that may fit, after the previous one ran out of memory."""
+        """Return the preparation with the nearest reference that may fit, after the previous reference ran out of
+        memory.
+        """
         if not error.out_of_memory or designer.failed is None:
             raise error
         nearer = prepared.after(designer.failed)
@@ -218,7 +220,7 @@ class StudyDriver:
         return [log_rate(result if counted else self._ledger.as_measured(result)).mean for result in here]
 
     def _finish_interrupted(self, state: StudyState) -> Recommendation:
-        """Recommend the best so far where a baseline was measured; else raise KeyboardInterrupt."""
+        """Recommend the best candidate so far if a baseline was measured; else raise KeyboardInterrupt."""
         self._store.lose_running_trials(self.study.study_id)
         designer: Designer | None = None
         if self._confirmation is not None:
@@ -235,8 +237,8 @@ class StudyDriver:
         return self._finish(designer, state)
 
     def _told_again(self, prepared: Prepared) -> Designer:
-        """Return a new designer with all stored results: the interrupt may have come after a result was stored and
-        before the designer had it, or while a resumed study repeated its results.
+        """Return a new designer with all stored results, because the interrupt may have come between the storing of a
+        result and its report to the designer, or while a resumed study repeated its results.
         """
         self._ledger = Ledger(self._store, self.study.study_id, self._objective)
         self._ledger.same_model = prepared.space.is_same_model

@@ -36,7 +36,7 @@ Floats = npt.NDArray[np.float64]
 
 NOISE_GRID = (0.003, 0.006, 0.012, 0.02, 0.03, 0.045, 0.07, 0.1)
 NOISE_PRIOR_SD = 0.03
-"""Prior standard deviation between process starts; the prior weighs as much as two replicates."""
+"""Prior standard deviation between runs; the prior weighs as much as two replicates."""
 LEVEL_SD = 1.0
 CALM_SHARES = (1.0, 0.3, 0.1)
 """Noise of trials in which the device hardly waited for its host, relative to other trials: values that the fit
@@ -110,16 +110,16 @@ class Observation:
     """True where the device hardly ever waited for its host."""
     reference_calm: bool = False
     noisy: bool = True
-    """True if the noise of process starts is to be added; False for evidence from profiles."""
+    """True if the noise between runs is to be added; False for evidence from profiles."""
     place: str = ""
-    """Place where a rate was measured; both trials of a ratio are always in one place."""
+    """Place (machine and devices) where a rate was measured; both trials of a ratio are always in one place."""
     companion: bool = False
     """True for the rate of a trial if the ratio of this trial to another one is observed too."""
 
 
 CONTRADICTS = 3.0
-"""Maximum distance, in standard errors, between the effect seen in profiles and the measured one for the former to
-count.
+"""Maximum distance, in standard errors, between an effect seen in profiles and the measured effect, for the profiles to
+count as evidence.
 """
 
 
@@ -185,13 +185,11 @@ class EffectModel:
         return Difference(mean=float(cross @ self._weights), sd=math.sqrt(max(variance - explained, 1e-12)))
 
     def noise_of(self, *, calm: bool) -> float:
-        """Return the standard deviation between process starts."""
+        """Return the standard deviation between runs."""
         return self.noise_sd * (self.calm_share if calm else 1.0)
 
     def smallest_detectable(self, starts: int = 2, *, calm: bool = False) -> float:
-        """Return the smallest gain that `starts` starts of each candidate distinguish from no gain with 95 %
-        confidence.
-        """
+        """Return the smallest gain that `starts` runs of each candidate distinguish from none with 95 % confidence."""
         return math.exp(1.64 * self.noise_of(calm=calm) * math.sqrt(2 / starts)) - 1
 
     # --- pieces -------------------------------------------------------------------------------
@@ -231,7 +229,7 @@ class EffectModel:
         return covariance
 
     def _noise(self, calm_share: float) -> Floats:
-        """Return each observation's variance, in units of one start's; a ratio has the variance of two starts."""
+        """Return each observation's variance, in units of one run's variance; a ratio has the variance of two runs."""
         calm = calm_share**2
         noise: Floats = np.array(
             [

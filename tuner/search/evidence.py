@@ -20,11 +20,11 @@ from steptune.tuner.search.knowledge import Knowledge
 SMALLEST = 0.004
 """Minimum share of the step, in at least one profile, for which a category is modelled."""
 PROMISES_NOTHING = 0.01
-"""Expected log factor on a category's time, a small cost, for a change with a bound that allows no gain."""
+"""Expected log factor on a category's time (a small cost) for a change with a bound that allows no gain."""
 MOST = 0.95
 """Maximum share of a category that a choice is expected to save."""
 UNKNOWN_ERROR = 0.05
-"""Standard error assumed for a start with too few windows."""
+"""Standard error assumed for a run with too few windows."""
 HOST = "host"
 TOGETHER = {Category.HOST: HOST, Category.LAUNCH_LATENCY: HOST, Category.OPTIMIZER_HOST: HOST, Category.DISPATCH: HOST}
 """Categories that change together, merged into one."""
@@ -71,7 +71,7 @@ class Evidence:
         self.categories = self._choose_categories()
 
     def _profile(self, result: TrialResult) -> dict[str, float] | None:
-        """Return the shares of the step by category; None for a start without a reliable profile."""
+        """Return the shares of the step by category; None for a run without a reliable profile."""
         if not result.breakdowns or result.breakdowns[0].quality.problems:
             return None
         times = grouped(result.breakdowns[0].per_step_ns)
@@ -91,7 +91,7 @@ class Evidence:
     # --- what was measured --------------------------------------------------------------------
 
     def measured(self) -> Measured:
-        """Return all starts that count; among those with a profile, a start of the reference comes first."""
+        """Return all runs that count; among the runs with a profile, one of the reference comes first."""
         rates = [log_rate(result) for _, result in self.counted]
         log_s = np.array([-rate.mean for rate in rates])
         profiled = self._profiled()
@@ -126,8 +126,8 @@ class Evidence:
     # --- what is expected ---------------------------------------------------------------------
 
     def prior(self, incumbent: Candidate) -> Prior:
-        """Return the prior from bounds and expected savings: on the reference for strategies that the incumbent
-        changes, else on the incumbent.
+        """Return the prior, from bounds and expected savings: relative to the reference for strategies that the
+        incumbent changes, and relative to the incumbent for all others.
         """
         kernels, acts, means, most = [], [], [], []
         for k, parameter in enumerate(self._grid.parameters):
@@ -144,7 +144,7 @@ class Evidence:
         return Prior(kernels=kernels, acts=acts, means=means, most=most)
 
     def _expected(self, index: int, level: int, situation: Situation | None) -> tuple[NDArray[np.bool_], Floats, float]:
-        """Return three arrays about a choice: the categories that it acts on, the log factor on each if its expected
+        """Return three facts about a choice: the categories that it acts on, the log factor on each if its expected
         savings are realised, and its maximum saving as a share of the step.
         """
         parameter, space = self._grid.parameters[index], self._grid.space
@@ -166,8 +166,9 @@ class Evidence:
         return acts, mean, min(MOST, sum(savings.values()))
 
     def _hoped(self, index: int, level: int, situation: Situation, bound: float) -> float:
-        """Return the share of its bound that a choice is expected to realise; negative for an expected cost, as a share
-        of the categories that it acts on. 0 where the user has set the strategy already, unless the saving is known.
+        """Return the share of `bound` that a choice is expected to realise; an expected cost is negative, as a share of
+        the categories that the choice acts on. Return 0 if the user has set the strategy already, unless the saving is
+        known.
         """
         parameter, space = self._grid.parameters[index], self._grid.space
         if bound <= 0:
@@ -195,8 +196,8 @@ class Evidence:
         return peaks
 
     def did_not_run(self, starts: Sequence[TrialResult], *, out_of_memory: bool) -> list[Levels]:
-        """Return the configurations that ran out of memory, or those that failed otherwise or had no effect. Starts
-        void by other load count as neither.
+        """Return the configurations that ran out of memory (`out_of_memory`), or those that failed otherwise or had no
+        effect. Runs that are void because of other load count as neither.
         """
         ran = self.ran()
         found = set()

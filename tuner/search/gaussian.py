@@ -33,7 +33,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 WIDTH, SIDE = 0.35, 0.08
-"""Usual size of an effect, in logarithms: on categories that the strategy declares to affect, and on any other."""
+"""Usual size of an effect, in logarithms: on categories that the strategy is declared to affect, and on all others."""
 FREEDOM = 1.0
 """Degrees of freedom of the distribution of effect sizes: with fewer, the data may move sizes further."""
 PAIRS = 0.15
@@ -59,13 +59,13 @@ IN_ORDER = 1e-5
 LEVEL = 1.0
 """Prior standard deviation of a category's log time at the reference, wide enough that the data decide."""
 NOISES = (0.003, 0.006, 0.012, 0.025, 0.05)
-"""Standard deviations between starts: values that the fit compares."""
+"""Standard deviations between runs: values that the fit compares."""
 USUAL_NOISE, NOISE_FACTOR = 0.015, 2.5
 CALM_PARTS = (1.0, 0.25)
 """Noise of steps in which the device hardly ever waits for its host, relative to others: values that the fit compares.
 """
 DRIFTS = (0.0, 0.006, 0.02)
-"""Standard deviations of a machine's drift from one start to the next: values that the fit compares."""
+"""Standard deviations of a machine's drift from one run to the next: values that the fit compares."""
 DRIFT_PENALTY = 1.5
 GROUP = 0.2
 """Standard deviation of the log time shared by trials that take turns, so large that only ratios within a group count.
@@ -82,8 +82,8 @@ def _blas() -> ThreadpoolController:
 
 
 def one_blas_thread() -> AbstractContextManager[object]:
-    """Limit linear algebra to one thread: that is faster for a few hundred rows, and on a busy machine several threads
-    wait for each other forty times as long.
+    """Limit linear algebra to one thread: it is faster for a few hundred rows; on a busy machine, several threads that
+    wait for each other take forty times as long.
     """
     limited: AbstractContextManager[object] = _blas().limit(limits=1, user_api="blas")
     return limited
@@ -139,7 +139,7 @@ class Prior:
 
 @dataclass(frozen=True)
 class Measured:
-    """Starts of configurations, in order.
+    """Measured runs of configurations, in order.
 
     Attributes:
         levels: Levels of each start.
@@ -160,7 +160,7 @@ class Measured:
     profiled: Ints
 
     def common(self, drift: float) -> Floats:
-        """Return the covariance that starts share beyond their configuration: drift, group and place."""
+        """Return the covariance of runs that their configurations do not explain: drift, group and place."""
         order = np.arange(len(self.log_s))
         walk = drift**2 * np.minimum(order[:, None], order[None, :])
         together = self.groups[:, None] == self.groups[None, :]
@@ -172,7 +172,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Beliefs:
-    """Posterior of some configurations by a model.
+    """Posterior of some configurations under a model.
 
     Attributes:
         levels: The configurations.
@@ -191,14 +191,14 @@ class Beliefs:
 
     @classmethod
     def joined(cls, parts: Sequence[Beliefs]) -> Beliefs:
-        """Join the posteriors of several sets by the same model."""
+        """Join the posteriors of several sets of configurations under the same model."""
         rows = {name: np.concatenate([getattr(part, name) for part in parts]) for name in cls.__dataclass_fields__}
         return cls(**rows)
 
 
 @dataclass
 class _Rows:
-    """Observations, each a weighted sum of the categories of one start.
+    """Observations, each a weighted sum of the categories of one run.
 
     Attributes:
         starts: Start of each row.
@@ -239,7 +239,7 @@ class StepModel:
     # --- what was observed --------------------------------------------------------------------
 
     def _observed(self) -> _Rows:
-        """Return one row for each category of every profiled start, then one row for each start without a profile."""
+        """Return one row for each category of every profiled run, then one row for each run without a profile."""
         measured, count = self.measured, self.prior.num_categories
         times = measured.profiles
         shares = times / times.sum(1, keepdims=True)
@@ -256,7 +256,7 @@ class StepModel:
         return _Rows(starts, weights, np.concatenate([values, np.zeros(len(others))]), noise)
 
     def _put_sums_about(self, about: Floats) -> None:
-        """Linearise the rows of starts without a profile, in which only the sum of the categories was measured.
+        """Linearise the rows of runs without a profile, in which only the sum of the categories was measured.
 
         Args:
             about: Linearisation points by start and category, as logarithms relative to the reference's.
@@ -277,7 +277,7 @@ class StepModel:
         return times, above / times.sum(1, keepdims=True)
 
     def _as_profiled(self) -> Floats:
-        """Return the categories' times for every start, from a profile of its configuration or, without one, of the
+        """Return the categories' times for every run, from a profile of the run's configuration or, without one, of the
         reference.
         """
         count = self.prior.num_categories
@@ -307,7 +307,7 @@ class StepModel:
     # --- the posterior ------------------------------------------------------------------------
 
     def _condition(self, *, choose_noise: bool) -> None:
-        """Condition the model on the observations, with the noise of the largest posterior if `choose_noise`."""
+        """Condition the model on the observations; if `choose_noise`, use the noise with the largest posterior."""
         rows, measured = self._rows, self.measured
         covariance = self._covariance(measured.levels, measured.levels, self._correlations)
         between = covariance[np.ix_(rows.starts, rows.starts)]
@@ -330,7 +330,9 @@ class StepModel:
         return list(itertools.product(NOISES, calm_parts, DRIFTS))
 
     def _noise_of_starts(self, noise: float, calm_part: float, drift: float) -> Floats:
-        """Return the covariance of starts beyond their configuration: their own noise, and what they share."""
+        """Return the covariance of runs that their configurations do not explain: each run's own noise, and the shared
+        deviations.
+        """
         own = np.where(self.measured.calm, calm_part * noise, noise) ** 2 + self.measured.errors**2
         return np.diag(own) + self.measured.common(drift)
 
@@ -389,7 +391,7 @@ class StepModel:
         return np.asarray(total - a._white @ b._white.T)
 
     def start_noise(self, calm: bool) -> float:
-        """Return the standard deviation between starts."""
+        """Return the standard deviation between runs."""
         noise, calm_part, _ = self._noise
         return noise * (calm_part if calm else 1.0)
 

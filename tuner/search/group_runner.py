@@ -34,7 +34,7 @@ from steptune.tuner.strategies.situations import situation_of
 UNSEEN = 1.3
 """Memory assumed for a candidate that was never measured, as a multiple of the largest known peak in its group."""
 MIN_TURN_S = 3.0
-"""Maximum start time, in seconds, of a companion that is always worth starting."""
+"""Maximum start-up time, in seconds, of a companion that is always worth running."""
 
 
 class GroupRunner:
@@ -113,8 +113,8 @@ class GroupRunner:
     def _repeat_alone(
         self, specs: Sequence[TrialSpec], results: Sequence[TrialResult], began_at: str
     ) -> list[TrialResult]:
-        """Run again, one by one, trials that ran out of memory beside others, or could not be measured because another
-        one did.
+        """Run again, one by one, the trials that ran out of memory beside others, or were not measured because another
+        trial did.
 
         A companion is not repeated: it is of use beside its trial only.
         """
@@ -150,7 +150,9 @@ class GroupRunner:
         return [list(candidates)] if self._fit_together(candidates) else [[candidate] for candidate in candidates]
 
     def takes_turns(self, candidate: Candidate, companion: Candidate) -> bool:
-        """Say whether both are expected to fit, and the companion starts fast enough to be worth another start."""
+        """Say whether both candidates are expected to fit into memory, and the companion starts fast enough to be worth
+        a run.
+        """
         usual_s = usual_start_s(self._knowledge.results.get(companion.key, []))
         return usual_s <= max(MIN_TURN_S, 2 * self.measure.cap_s) and self._fit_together([companion, candidate])
 
@@ -182,8 +184,8 @@ class GroupRunner:
             self._crowded_bytes = min(self._crowded_bytes, sum(peak for peak in known if peak is not None))
 
     def _diagnosed(self, result: TrialResult, spec: TrialSpec) -> TrialResult:
-        """Return the result with its place and the findings of its profile. A workload error under a candidate is the
-        candidate's (unsupported), because the reference ran.
+        """Return the result with its place and the findings of its profile. A workload error in a candidate's trial
+        counts as the candidate's (unsupported), because the reference ran.
         """
         failure = result.failure
         if failure is not None and failure.kind is FailureKind.WORKLOAD_ERROR and not spec.candidate.is_baseline:

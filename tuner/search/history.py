@@ -23,8 +23,8 @@ from steptune.tuner.search.knowledge import Knowledge
 from steptune.tuner.search.space import Space
 
 IDLE = 0.003
-"""Difference, as a share of the step, below which two configurations count as equal: the one with fewer changes is
-better.
+"""Difference, as a share of the step, below which two configurations count as equal, and the one with fewer changes is
+preferred.
 """
 NEEDED = 0.8
 """Minimum probability of a loss above `IDLE` for a choice to count as needed: the answer is not tried without it."""
@@ -32,7 +32,7 @@ NEEDED = 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """Configuration to start next, with the reason.
+    """Configuration to run next, with the reason.
 
     Attributes:
         reason: Human-readable reason, one line.
@@ -54,12 +54,12 @@ class Search(Protocol):
     """
 
     def suggest(self, history: History) -> Sequence[Proposal]:
-        """Propose configurations to start next, the best first: the first one that can be run within the budget is
-        started, again if it was measured before. An empty sequence ends the search.
+        """Propose configurations to run next, the best first. The first one that can be run within the budget is run,
+        even if it was measured before. An empty sequence ends the search.
         """
 
     def update(self, results: Sequence[TrialResult]) -> None:
-        """Take in starts that have ended since the last call, failed ones included."""
+        """Learn from the runs that have ended since the last call, failed runs included."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ class History:
         return self.grid.space
 
     def cost_s(self, candidate: Candidate) -> float:
-        """Return the expected seconds of a start, without compilation where a measured configuration has the same
-        compiled model.
+        """Return the expected seconds of a run, without compilation if a measured configuration has the same compiled
+        model.
         """
         knowledge = self.knowledge
         bases = {self.incumbent.key: self.incumbent}
@@ -110,7 +110,7 @@ class History:
         return knowledge.will_not_fit(candidate) is None
 
     def can_pay(self, *candidates: Candidate) -> bool:
-        """Say whether one start of each configuration, compilation included, is expected to end in the time left."""
+        """Say whether one run of each configuration, compilation included, is expected to end in the time left."""
         seconds = sum(self.cost_s(candidate) for candidate in candidates)
         return self.num_left >= len(candidates) and seconds <= self.left_s
 

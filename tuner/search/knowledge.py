@@ -101,8 +101,8 @@ class Knowledge:
         self._cold_s[key] = max(cold_s, self._cold_s.get(key, 0.0))
 
     def take_in_beside(self, result: TrialResult) -> None:
-        """Take in a start that the search did not request: its time and rate count, but it does not count against the
-        limit of trials.
+        """Learn from a run that the search did not request: its time and rate count, but the run does not count against
+        the limit of trials.
         """
         self.spent_s += result.duration_ns / 1e9
         self.results.setdefault(result.candidate.key, []).append(result)
@@ -176,8 +176,9 @@ class Knowledge:
 
     @property
     def model(self) -> EffectModel:
-        """Effect model of all observations. Rates of companions count only if some trials were measured alone, which
-        they tie to the ratios; else they would only add drift. Profiles that contradict measurements do not count.
+        """Effect model of all observations. Rates of companions count only if some trials were measured alone: they
+        link those trials to the ratios, and would otherwise only add drift. Profiles that contradict measurements do
+        not count.
         """
         if self._model is None:
             alone = any(o.reference is None and not o.companion for o in self._observations)
@@ -191,12 +192,12 @@ class Knowledge:
         return candidate.key in self.results
 
     def failed(self, candidate: Candidate) -> bool:
-        """Say whether a candidate was run and none of its starts counted."""
+        """Say whether a candidate was run and none of its runs counted."""
         return self.was_run(candidate) and not any(result.ok for result in self.results[candidate.key])
 
     def had_no_effect(self, candidate: Candidate) -> bool:
-        """Say whether a choice of the candidate was observed not to take effect: its rate is then another
-        configuration's.
+        """Say whether a choice of the candidate was observed not to take effect: the rate then belongs to another
+        configuration.
         """
         return any(without_effect(result, candidate) for result in self.results.get(candidate.key, []))
 
@@ -219,7 +220,8 @@ class Knowledge:
 
     def known_to_fail(self, candidate: Candidate) -> bool:
         """Say whether earlier results imply that this candidate fails: one of its choices is to blame for a failure,
-        some ran out of memory beside choices that need no more than here, or its micro-batches will not fit.
+        some of its choices ran out of memory beside others that need no more than here, or its micro-batches will not
+        fit.
         """
         if self.will_not_fit(candidate) is not None or self._too_large(candidate):
             return True
@@ -232,8 +234,8 @@ class Knowledge:
         return self._memory.why_not(candidate, pieces_of(self.space, candidate))
 
     def _to_blame(self, move: Move) -> bool:
-        """Say whether a move never ran, and failed other than by lack of memory where all choices beside it are known
-        to run.
+        """Say whether a move never succeeded, and failed, other than by lack of memory, beside choices that are all
+        known to run.
         """
         with_it = self._results_with(move)
         if any(result.ok for result in with_it):
@@ -250,8 +252,8 @@ class Knowledge:
         )
 
     def _too_large(self, candidate: Candidate) -> bool:
-        """Say whether a candidate has choices that ran out of memory together, while its other choices need no less
-        memory than the others did then.
+        """Say whether a candidate has choices that ran out of memory together, and its other choices need no less
+        memory than the choices beside them did then.
         """
         for failed, never_ran in self._out_of_memory():
             suspects = never_ran or failed.choices
@@ -281,7 +283,9 @@ class Knowledge:
         return seen or self._memory.expected_bytes(candidate, pieces_of(self.space, candidate))
 
     def expected_memory_bytes(self, candidate: Candidate) -> float:
-        """Return the measured memory, or the reference's plus what its choices were measured to add."""
+        """Return a candidate's measured memory, or else the reference's memory plus the measured additions of the
+        candidate's choices.
+        """
         measured = self.peak_memory_bytes(candidate)
         if measured:
             return measured
@@ -360,11 +364,11 @@ class Knowledge:
         return max((self.objective.compile_share(result) for result in good), default=0.0)
 
     def noise(self, incumbent: Candidate) -> float:
-        """Return the smallest gain over an incumbent that two starts of each distinguish from no gain."""
+        """Return the smallest gain over an incumbent that two runs of each distinguish from no gain."""
         return self.model.smallest_detectable(calm=self.is_calm(incumbent)) if self._observations else 0.05
 
     def noise_sd(self, *candidates: Candidate) -> float:
-        """Return the noise between starts of these candidates: the root of their mean variance."""
+        """Return the noise between runs of these candidates: the root of their mean variance."""
         return math.sqrt(fmean(self.model.noise_of(calm=self.is_calm(candidate)) ** 2 for candidate in candidates))
 
     def threshold(self, incumbent: Candidate) -> float:

@@ -14,7 +14,7 @@ from steptune.tuner.store_rules import BUDGET_CHANGED
 from steptune.tuner.trials.failures import repeats_after
 
 SEARCHING = (Purpose.BASELINE, Purpose.EXPLORE, Purpose.REPLICATE, Purpose.AUDIT, Purpose.SENTINEL)
-"""Purposes of the starts that a search requests."""
+"""Purposes of the runs that a search requests."""
 
 
 class Ledger:
@@ -26,7 +26,7 @@ class Ledger:
         self.same_model: Callable[[Candidate, Candidate], bool] = lambda one, other: one == other
         """Function that says whether the code compiled for one candidate is in the cache for another."""
         self._compiled: list[tuple[Candidate, int]] = []
-        """Candidate and compilation time in nanoseconds of each start, in order."""
+        """Candidate and compilation time in nanoseconds of each run, in order."""
         self._raw: dict[str, TrialResult] = {}
         self._study_id = study_id
         store.lose_running_trials(study_id)
@@ -39,11 +39,11 @@ class Ledger:
         self.num_moved = 0
         self._last_place: str | None = None
         self._arrival: Counter[str] | None = None
-        """Number of starts by candidate since the study moved to its latest place; None once its search continues
+        """Number of runs by candidate since the study moved to its latest machine; None once its search continues
         there.
         """
         self._came_with = ""
-        """Group of trials during which the study moved to its latest place."""
+        """Group of trials during which the study moved to its latest machine."""
         self.spent_s = 0.0
         self.num_trials = 0
         changed = [event.at for event in store.events(study_id) if event.kind == BUDGET_CHANGED]
@@ -56,11 +56,11 @@ class Ledger:
                 self._remember(trial, trial.result)
 
     def find(self, candidate: Candidate, purpose: Purpose, replicate: int) -> TrialResult | None:
-        """Return the result of this start of this candidate, or None where it is not complete."""
+        """Return the result of this run of this candidate, or None if the run is not complete."""
         return self._found.get((candidate.key, purpose, replicate))
 
     def first_block(self, purpose: Purpose) -> int:
-        """Return the number of the first block for a purpose that was not begun before the budget was changed."""
+        """Return the number of the first block of a purpose that was not begun before the last change of the budget."""
         return self._first_blocks[purpose]
 
     def counted(self, result: TrialResult) -> TrialResult:
@@ -80,7 +80,7 @@ class Ledger:
         return self._companions.get(result.group)
 
     def take_moved(self, *, before: TrialResult | None) -> list[TrialResult]:
-        """Return the trials that were run because the study had moved to another place, in order; each is returned
+        """Return the trials that were run because the study had moved to another machine, in order; each is returned
         once.
 
         Args:
@@ -103,8 +103,8 @@ class Ledger:
         return sorted(earlier, key=lambda result: self._sequences[result.trial_id])
 
     def has_arrived(self, candidate: Candidate, place: str, starts: int) -> bool:
-        """Say whether a candidate's trials in this place can be compared with earlier ones: there are none, the search
-        has continued here already, or this candidate had at least `starts` starts here since the study moved.
+        """Say whether a candidate's trials on this machine can be compared with earlier ones: there are none, the
+        search has continued here already, or this candidate had at least `starts` runs here since the study moved.
         """
         if self._last_place is None:
             return True

@@ -94,7 +94,7 @@ class MemoryModel:
         """Smallest micro-batch of each line that ran out of memory."""
 
     def learn(self, rest: str, samples: float, peak_bytes: float) -> None:
-        """Take in a measured peak."""
+        """Learn from a measured peak."""
         self._peaks.setdefault(rest, []).append((samples, peak_bytes))
 
     def ran_out(self, rest: str, samples: float) -> None:
@@ -135,8 +135,8 @@ class MemoryModel:
         return expected or self.refusal(rest, samples) is not None
 
     def _least(self, rest: str, samples: float) -> float | None:
-        """Return the bytes that are certainly needed; if only one size was measured, its whole peak, which may be all
-        fixed.
+        """Return the bytes that are certainly needed; if only one size was measured, the whole peak of that size,
+        because all of it may be fixed.
         """
         points = self._peaks.get(rest, ())
         if len({size for size, _ in points}) == 1:
@@ -146,7 +146,7 @@ class MemoryModel:
     # --- candidates -----------------------------------------------------------------------------
 
     def take_in(self, result: TrialResult, pieces: int) -> None:
-        """Take in the result of a trial with `pieces` micro-batches."""
+        """Learn from the result of a trial with `pieces` micro-batches."""
         rest, samples = self._place(result.candidate, pieces)
         if result.failure is not None and result.failure.kind is FailureKind.OUT_OF_MEMORY:
             self.ran_out_with(result.candidate, pieces)

@@ -34,7 +34,7 @@ NUM_SEVERAL, NUM_RANDOM = 120, 60
 ROUNDS, NUM_NEIGHBOURHOODS = 4, 3
 """Number of rounds of the local search, and of configurations from which each round continues."""
 SHORT = 0.15
-"""Cost of a start, as a share of the remaining time, at which its weight is one half."""
+"""Cost of a run, as a share of the remaining time, at which the run has a weight of one half."""
 NUM_PROPOSALS = 12
 NUM_DRAWS, NUM_DRAWN = 256, 120
 CAME_TRUE = -1.33
@@ -44,19 +44,19 @@ LOOSE, SLACK, UNDONE = 1.3, 0.003, 0.05
 undoing one.
 """
 NO_LIKELIER = 0.02
-"""Maximum difference in the probability to run that counts as none."""
+"""Maximum difference between two probabilities of running that counts as none."""
 LATE, LATE_AT_LEAST = 0.75, 8
-"""Starts per choice, and minimum number of starts, after which every second proposal uses only the step-time model
-(decision 63).
+"""Number of runs per choice, and minimum number of runs, after which every second proposal uses only the step-time
+model (decision 63).
 """
 WORTH = 0.02
 """Smallest gain, as a share of the step, for which the search continues."""
 UNLIKELY = 0.05
 """Probability of a gain of `WORTH` below which the search ends."""
 MAX_STARTS = 4
-"""Maximum number of starts of one configuration."""
+"""Maximum number of runs of one configuration."""
 LEAST_WORTH = 2e-4
-"""Smallest expected gain of the answer, as a share of the step, for which a configuration is started again."""
+"""Smallest expected gain of the answer, as a share of the step, for which a configuration is run again."""
 TITLES = {str(info.category): info.title for info in CATEGORIES} | {HOST: "host work and kernel launches"}
 
 
@@ -109,7 +109,7 @@ class ModelSearch:
 
 def _is_turn_of_step(history: History) -> bool:
     """Say whether the next proposal uses only the step-time model. It finds configurations that wrong declarations hide
-    from the model of categories, and needs about as many starts as there are choices.
+    from the model of categories, and needs about as many runs as there are choices.
     """
     num_choices = sum(history.grid.num_levels) - len(history.grid.num_levels)
     late = len(history.starts) - max(LATE_AT_LEAST, int(LATE * num_choices))
@@ -208,8 +208,8 @@ class Look:
         return found
 
     def _lean(self, wanted: list[Levels]) -> list[Levels]:
-        """Return configurations without those changes of the best one that, by their bounds, save nothing and do not
-        make it likelier to run.
+        """Return configurations without the best one's changes that, by their bounds, save nothing and do not make the
+        configuration likelier to run.
 
         What such a change costs is not known, and uncertainty alone would make a configuration worth trying.
         """
@@ -272,8 +272,8 @@ class Look:
         return [worth for _, worth in found[:NUM_PROPOSALS]]
 
     def _patience(self, candidate: Candidate) -> float:
-        """Return the weight of a candidate by its cost: near 1 while a start takes little of the time left, then
-        falling.
+        """Return the weight of a candidate by its cost: near 1 while a run takes little of the time left, lower for
+        longer runs.
         """
         if not math.isfinite(self._history.left_s):
             return 1.0
@@ -321,7 +321,7 @@ class Look:
     # --- again, or not at all -----------------------------------------------------------------
 
     def repeats(self, most: float) -> list[Proposal]:
-        """Propose another start of the measured configuration for which that is worth most, if no new configuration
+        """Propose another run of the measured configuration that is most worth repeating, unless a new configuration
         promises more.
         """
         if len(self._known) < 2:

@@ -38,7 +38,7 @@ from steptune.tuner.strategies.combine import environment_variables
 from steptune.tuner.trials.reference import ReferenceRequest, compiles, draws_masks
 
 SEARCH_SHARE = 0.62
-"""Share of the budget left after the inspection that is planned for windows."""
+"""Planned share of windows in the budget that is left after the inspection."""
 TRIALS_WANTED = 20
 MIN_CAP_S = 1.0
 TWIN_SHARE = 0.02
@@ -181,7 +181,9 @@ class Preparation:
         return environment, self._study.facts or facts
 
     def _refused(self, known: Environment, why: str) -> StoreError:
-        """Mark the study interrupted, and return the error that it cannot continue here; it can where it was begun."""
+        """Mark the study interrupted, and return the error that it cannot continue here; it can continue where it was
+        begun.
+        """
         error = StoreError(f"study {self._study.study_id} was started on {known.hardware.label}: {why}")
         self._store.set_state(self._study.study_id, StudyState.INTERRUPTED, str(error))
         return error

@@ -48,7 +48,7 @@ def gather_priors(store: StudyStore, study_id: str, space: Space) -> Priors:
 
 
 def realised_shares(decisions: list[Decision], usual: Mapping[str, float]) -> dict[str, float]:
-    """Return, for each strategy, the share of its bound that its single moves realised, shrunk towards the usual share.
+    """Return, for each strategy, the share of the bound that single moves realised, shrunk towards the usual share.
 
     Moves that replaced another choice of their strategy do not count: their realisation differs.
     """
@@ -62,7 +62,7 @@ def realised_shares(decisions: list[Decision], usual: Mapping[str, float]) -> di
 
 
 def _first_choices(decisions: list[Decision]) -> list[Decision]:
-    """Select single moves of strategies that their study's incumbent had not changed."""
+    """Select decisions on a single move whose strategy the incumbent had not changed yet."""
     found = []
     last, taken = 0, frozenset[str]()
     for decision in decisions:

@@ -23,7 +23,7 @@ SIDE_EFFECT_SD = 0.025
 CATEGORY_NOISE = 0.06
 """Relative noise of a category's time over the few steps of a profile."""
 MIN_REST = 0.25
-"""Minimum share of the step in categories that a change leaves alone: these show effects on all categories alike."""
+"""Minimum share of the step in categories that a change leaves alone; these show effects common to all categories."""
 
 
 def profile_log_ratio(space: Space, candidate: Situation, reference: Situation) -> tuple[float, float] | None:

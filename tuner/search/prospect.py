@@ -18,13 +18,13 @@ from steptune.tuner.search.model_search import WORTH, ModelSearch
 from steptune.tuner.wording import counted
 
 SOON_S, NUM_SAID = 60.0, 5
-"""Seconds of trials that are counted together, and maximum number of proposals among them."""
+"""Maximum seconds of trials described together, and maximum number of proposals among them."""
 LEAST_SAID = 1.005
 """Minimum expected speed that is reported."""
 
 
 def prospect(designer: Designer) -> str:
-    """Describe what the next minutes would probably bring; empty where the search did not end by its budget."""
+    """Describe the probable result of a few more minutes; empty unless the search ended by spending its budget."""
     if designer.ended != BUDGET_SPENT or not designer.baseline_results():
         return ""
     if isinstance(designer.search, ModelSearch):
@@ -51,7 +51,7 @@ def _by_model(designer: Designer, search: ModelSearch) -> str:
 
 
 def _expected(proposal: Proposal) -> str:
-    """Describe the expected speed of a proposal; empty where it is no gain, and the trial would serve to learn."""
+    """Describe the expected speed of a proposal; empty for a trial that only serves to learn."""
     if proposal.gain is None or proposal.gain < LEAST_SAID:
         return ""
     return f" and is expected to be {proposal.gain:.2f}× as fast as the recommendation"

@@ -217,7 +217,7 @@ def _of_fsdp(space: Space, choices: Mapping[str, Choice], num_micro_batches: int
 
 
 def _of_last_units(f: Formats, unit: float, root: float) -> float:
-    """Return the bytes for the last units: those of the last unit while the root waits, or of the root's reduction,
+    """Return the bytes for the last units: for the last unit while the root waits, or for the root's reduction,
     whichever is larger.
     """
     waiting = root * (f.computed + f.gradient) + unit * (f.computed + f.gradient + f.reduced)
@@ -225,8 +225,8 @@ def _of_last_units(f: Formats, unit: float, root: float) -> float:
 
 
 def _made_by_update(workload: WorkloadFacts, choices: Mapping[str, Choice]) -> float:
-    """Return the temporary copies that the optimizer makes of the updated elements: one for multi-tensor operations,
-    none for fused ones; a loop's, of one tensor at a time, counts as none.
+    """Return the number of temporary copies that the optimizer makes of the updated elements: one for multi-tensor
+    operations, none for fused ones. A loop copies one tensor at a time, which counts as none.
     """
     implementation = (
         Settings(choices)[OptimizerImplementationSetting].implementation or workload.optimizer.implementation
@@ -245,14 +245,14 @@ class RankMemory:
         """Largest lower bound of activation memory from runs that ran out of memory, by the same keys."""
 
     def learn(self, candidate: Candidate, pieces: int, samples: float, peak_bytes: float) -> None:
-        """Take in a measured peak, with `pieces` micro-batches of `samples` samples."""
+        """Learn from a measured peak, with `pieces` micro-batches of `samples` samples."""
         found = held(self._space, candidate, pieces)
         activations = None if found is None else found.activations(peak_bytes)
         if activations is not None:
             self._note(candidate, samples, activations)
 
     def ran_out(self, candidate: Candidate, pieces: int, samples: float, capacity_bytes: float) -> None:
-        """Take in that `pieces` micro-batches of `samples` samples needed more than the capacity."""
+        """Record that `pieces` micro-batches of `samples` samples needed more than the capacity."""
         found = held(self._space, candidate, pieces)
         if found is not None and found.least < capacity_bytes:
             points = self._too_many.setdefault(self._key(candidate), {})
@@ -260,7 +260,7 @@ class RankMemory:
             points[samples] = max(activations, points.get(samples, 0.0))
 
     def look(self, samples: float, peak_bytes: float) -> None:
-        """Take in the peak of the inspection: one step of the plain model on one device, without an optimizer."""
+        """Learn from the peak of the inspection: one step of the plain model on one device, without an optimizer."""
         model = self._space.workload.model
         if peak_bytes > 2 * model.parameter_bytes:  # else it may be that of the gradients
             self._note(Candidate(), samples, peak_bytes - model.parameter_bytes)

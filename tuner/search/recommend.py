@@ -37,7 +37,7 @@ from steptune.tuner.strategies.in_scripts import script_changes
 
 
 class LogRates(Protocol):
-    """Logarithms of the rates of a candidate's starts."""
+    """Logarithms of the rates of a candidate's runs."""
 
     def __call__(self, candidate: Candidate, *, counted: bool) -> Sequence[float]: ...
 
@@ -54,8 +54,8 @@ class Searched(Protocol):
 
 
 def choose(finalists: Sequence[Finalist], searched: Searched | None = None) -> Finalist | None:
-    """Choose the best finalist, by all evidence, that is proven faster; one with fewer changes if it is slower by at
-    most `WORTHWHILE`.
+    """Choose the finalist that is best by all evidence and proven faster; a finalist with fewer changes is preferred if
+    it is slower by at most `WORTHWHILE`.
 
     Args:
         searched: Evidence of the search, weighted by its variance; None leaves the choice to the confirmation.
@@ -302,7 +302,9 @@ def _searched(designer: Designer, candidate: Candidate) -> Interval:
 
 
 def _quantile(designer: Designer) -> float:
-    """Return Student's quantile, because noise is known only from candidates that were started more than once."""
+    """Return the quantile of Student's distribution, which applies because noise is known only from candidates that
+    were run more than once.
+    """
     repeats = sum(len(results) - 1 for results in designer.knowledge.results.values())
     return student_quantile(0.975, max(1, repeats))
 

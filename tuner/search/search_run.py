@@ -17,7 +17,7 @@ from steptune.tuner.search.specs import MIN_STARTING_S
 from steptune.tuner.search.view import StudyView
 
 MOVED_STARTS = 2
-"""Number of starts, each, of the reference and of the incumbent in a place to which a study moves."""
+"""Number of runs of the reference, and of the incumbent, on each machine to which a study moves."""
 
 
 class SearchRun:
@@ -95,8 +95,8 @@ class SearchRun:
             self._tell(suggestion, result)
 
     def _learn_of_others(self, *, before: TrialResult | None) -> None:
-        """Report stored results that the designer did not suggest, before the suggested one: those that an earlier
-        version's search asked for, and those measured again in another place.
+        """Report stored results that the designer did not suggest, before the suggested one: results that an earlier
+        version's search requested, and results measured again on another machine.
         """
         for result in self._ledger.searched(before=before):
             if result.trial_id not in self._told:
@@ -121,8 +121,8 @@ class SearchRun:
         )
 
     def _make_reference_for(self, suggestion: Suggestion) -> None:
-        """Make the guard's reference before a candidate is measured; the baseline needs none, but leaves time to begin
-        one.
+        """Make the guard's reference before a candidate is measured; the baseline needs none, but the reference can be
+        begun while it runs.
         """
         if suggestion.purpose is Purpose.BASELINE:
             self._guard.begin(self._view.left_s)
@@ -144,8 +144,8 @@ class SearchRun:
     # --- studies that move from one place to another ------------------------------------------
 
     def _learn_of_moves(self, *, before: TrialResult | None) -> None:
-        """Report to the designer what was measured again after a move, at the point where that happened: before the
-        next stored result, or the first missing one.
+        """Report to the designer the measurements repeated after a move, at their point in the order: before the next
+        stored result, or before the first missing one.
         """
         for moved in self._ledger.take_moved(before=before):
             self._designer.learn(self._ledger.counted(moved))

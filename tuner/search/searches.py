@@ -1,4 +1,4 @@
-"""Searches by name: what `--search` may be.
+"""Searches by name: the values of `--search`.
 
 A search of another package joins by an entry point of the group `steptune.searches`, whose name is the search's and
 which loads a callable without arguments that makes one (see `Search` in `history.py`).

@@ -1,4 +1,4 @@
-"""Similarity of workloads, which decides whether an earlier study's answer is worth a start.
+"""Similarity of workloads, which decides whether an earlier study's answer is worth a run.
 
 Two trainings are alike by the module types of their models, the sizes of model, step and sample, their optimizer, and
 the balance of the devices that they run on. Each contributes to one distance; none is a condition, so that another
@@ -16,7 +16,7 @@ from steptune.tuner.records import Environment, Study, WorkloadFacts
 FARTHEST = 0.9
 """Minimum distance at which the answer for one workload is not tried on the other."""
 OCTAVES = 6.0
-"""Number of doublings of a size that count as much as no module type in common."""
+"""Number of doublings of a size that add as much distance as having no module type in common."""
 OTHER_OPTIMIZER, OTHER_UNIT, OTHER_RANKS = 0.25, 0.5, 0.25
 SHIFTED = 0.35
 """Minimum share of the step in other categories for two bottlenecks to count as different."""

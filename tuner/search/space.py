@@ -137,8 +137,8 @@ class Space:
         return strategy_named(name, self.strategies)
 
     def trial_cost_s(self, candidate: Candidate) -> float:
-        """Return the expected seconds of a trial beyond an ordinary one, before any was measured, for the choices of
-        the candidate and of the user.
+        """Return the expected additional seconds of a trial over an ordinary one, before any was measured, for the
+        choices of the candidate and of the user.
         """
         complete = self.complete(candidate)
         own_s = sum(
@@ -179,8 +179,8 @@ class Space:
         return strategy.bound(situation, strategy.complete(move.choice, self.workload))
 
     def joint_bound(self, moves: Iterable[Move], situation: Situation) -> float:
-        """Return the maximum saving of several moves together, as a share of the incumbent's step: in each category
-        that of the move which saves most there. Each move counts as it does alone.
+        """Return the maximum saving of several moves together, as a share of the incumbent's step: in each category,
+        the largest saving of any of the moves alone counts.
         """
         found = []
         for move in moves:
@@ -189,8 +189,8 @@ class Space:
         return total(jointly(*found))
 
     def memory_ladder(self) -> list[Candidate]:
-        """Return candidates that need less memory and lose no information: single choices, then pairs, each the least
-        intrusive first and those whose trials cost more last.
+        """Return candidates that need less memory and lose no information: single choices, then pairs, each from the
+        least to the most intrusive, with expensive trials last.
 
         One of them becomes the reference where the baseline does not fit.
         """

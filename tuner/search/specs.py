@@ -98,7 +98,9 @@ class SpecMaker:
         return name in LOADING or (is_knob(name) and not self._space.strategy(name).numerics({}).needs_consent)
 
     def _is_cheap_to_hash(self) -> bool:
-        """Say whether checking batches is cheap enough for every candidate, as its side effects are unknown."""
+        """Say whether checking batches is cheap enough to do for every candidate, each of which may have unknown side
+        effects.
+        """
         facts = self._space.workload
         if facts.dataset.sample_ns is None:
             return False

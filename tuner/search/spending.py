@@ -26,7 +26,7 @@ POWER_OF_SPENDING = 3.0
 """Exponent of the share of planned blocks in the spent error probability: 1 spends evenly, 3 nearly all at the end."""
 NUM_POINTS = 257
 REACH = 8.0
-"""Standard deviations beyond which a normal density counts as zero."""
+"""Number of standard deviations beyond which a normal density counts as zero."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -67,7 +67,7 @@ def looks(first: int, planned: int, alpha: float, count: int) -> dict[int, Look]
 
 @functools.lru_cache(65_536)
 def simultaneous_level(alpha: float, num_comparisons: int, degrees: float, correlation: float) -> float:
-    """Return the two-sided level of each interval with which all of them hold with probability 1 - alpha.
+    """Return the two-sided level of each interval at which all intervals hold together with probability 1 - alpha.
 
     Args:
         num_comparisons: Number of comparisons with one common side.

@@ -1,4 +1,4 @@
-"""Start times of a candidate's processes: measured, and expected for the next start."""
+"""Start-up times of a candidate's processes: measured, and expected for the next run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def warm_compile_s(cold_s: float) -> float:
 
 
 def cold_compile_s(result: TrialResult) -> float:
-    """Return the seconds of compilation that the next start need not repeat in full; 0 without a cold compilation."""
+    """Return the seconds of compilation that the next run need not repeat in full; 0 without a cold compilation."""
     startup = result.startup
     return startup.compile_ns / 1e9 if startup is not None and startup.compile_cold else 0.0
 

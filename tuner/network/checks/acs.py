@@ -1,5 +1,5 @@
-"""Check of PCI Access Control Services, which route direct transfers through the root complex, on the bridges above
-GPUs and NICs.
+"""Check of the bridges above GPUs and NICs for PCI Access Control Services, which route direct transfers through the
+root complex.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ DISTANCES = ("PIX", "PXB", "PHB", "NODE", "SYS")
 DIRECT = ("PIX", "PXB")
 _OLD_LEVELS = {"1": "PIX", "2": "PXB", "3": "PHB", "4": "SYS", "5": "SYS"}
 _WITHOUT_NODE = {"PIX": 0, "PXB": 1, "PHB": 2, "NODE": 3, "SYS": 3}
-"""Order of the distances without NODE, which NCCL does not have: it counts everything beyond a host bridge as SYS."""
+"""Order of the distances without NODE: NCCL does not have NODE, and counts everything beyond a host bridge as SYS."""
 
 
 def examine(host: Host) -> Iterator[NetworkFinding]:

@@ -23,13 +23,13 @@ MOST_BYTES = 8 << 30
 MOST_RATIO = 200
 """Maximum compression ratio: JSON traces compress 10 to 30 times."""
 FREE_BYTES = 100 << 20
-"""Bytes that an archive may always unpack to, whatever its compression ratio."""
+"""Unpacked size, in bytes, that is always allowed, whatever the compression ratio of the archive."""
 BLOCK_BYTES = 1 << 20
 DAMAGED = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, RuntimeError),
     *(OSError, UnicodeDecodeError),
 )
-"""Errors of unpacking that mean a damaged archive. Among system errors: damage in bzip2, too long names, or a full
+"""Errors raised when a damaged archive is unpacked. A system error can mean damage in bzip2, too long a name, or a full
 disk.
 """
 

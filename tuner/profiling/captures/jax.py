@@ -96,7 +96,7 @@ def _times(row: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _whole(value: Any) -> int:
-    """Convert a number, possibly stored as text, to an integer; -1 if it is none."""
+    """Convert a number, possibly stored as text, to an integer; -1 if the value is no number."""
     try:
         return int(value)
     except (TypeError, ValueError):

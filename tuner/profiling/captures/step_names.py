@@ -34,7 +34,7 @@ _PARTS = frozenset(
         *("eval", "evaluate", "evaluation", "val", "validate", "validation", "test", "warmup", "all", "reduce"),
     }
 )
-"""Words that occur in names of ranges that are only a part of a step, or belong to another loop."""
+"""Words in the names of ranges that cover only a part of a step, or that belong to another loop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class StepRange:
 
 
 def chosen_steps(ranges: Sequence[StepRange]) -> list[StepRange]:
-    """Return the steps of the training loop in order; empty if no range is one."""
+    """Return the steps of the training loop in order; empty if no range is a step."""
     families: defaultdict[tuple[object, str], list[StepRange]] = defaultdict(list)
     for one in ranges:
         families[one.thread, one.family].append(one)

@@ -13,7 +13,7 @@ from steptune.tuner.profiling.decoded_size import check_decoded_size
 from steptune.tuner.profiling.trace import TraceError
 
 MOST_BYTES = 512 << 20
-"""Maximum unpacked size of a file, in bytes: a JAX profile with a million events takes about half."""
+"""Maximum unpacked size of a file, in bytes: a JAX profile with a million events takes about half of that."""
 MOST_DECODED_BYTES = 4 << 30
 """Maximum memory of a decoded file, in bytes: about seven times its size as text."""
 BEGINNING_BYTES = 1 << 16

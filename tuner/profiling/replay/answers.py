@@ -57,8 +57,8 @@ SYNCHRONISATION, STALLS, LOADER, INPUT, ALLOCATIONS, COPIES, LAUNCHES, DISPATCH,
     "roofline",
     "extra_work",
 )
-"""Names of the causes that a replay can remove. Without `launches`, stalls and waits stay; `dispatch` is the cost of
-launches without those.
+"""Names of the causes that a replay can remove. Removing `launches` leaves stalls and waits in place; `dispatch` is the
+cost of launches once stalls and waits are removed.
 """
 HINDRANCES = (STALLS, SYNCHRONISATION, INPUT, ALLOCATIONS)
 """Causes of waits that hide the cost of the host's launches."""
@@ -136,7 +136,7 @@ def saved_at(graph: Graph, replay: Replay, unprofiled_ns: float | None, nodes: I
 
 
 def as_replayed(graph: Graph, replay: Replay, unprofiled_ns: float | None) -> Graph:
-    """Return the graph with the steps that a replay timed: without the profiler's cost, at the pace of the unprofiled
+    """Return the graph of the steps as a replay timed them: without the profiler's cost, at the pace of the unprofiled
     steps.
 
     Args:
@@ -200,7 +200,7 @@ def of_all_steps(replay: Replay, breakdown: Breakdown, num_replayed: int) -> Rep
 
 
 def _waits(breakdown: Breakdown, num_steps: int) -> dict[str, float]:
-    """Return nanoseconds per step of the first steps in each category that does not compute, and in stalls."""
+    """Return, for the first steps, the nanoseconds per step in stalls and in each category without compute."""
     steps = breakdown.steps[:num_steps]
     names = {name for step in breakdown.steps for name in step} - set(COMPUTING)
     waits = {name: sum(step.get(name, 0) for step in steps) / num_steps for name in sorted(names)}

@@ -19,8 +19,8 @@ from steptune.tuner.profiling.replay.scenarios import pace_ns, stalls
 from steptune.tuner.profiling.stalls import LEAST_NS
 
 MOST_SLOWDOWN = 2.5
-"""Maximum slowdown of a host under the profiler, in addition to the cost of events: 2.2 times in all was seen on an
-H100 host.
+"""Maximum factor by which the profiler slows a host, in addition to the cost of events; a total factor of 2.2 was
+measured on an H100 host.
 """
 EVENTS, ALL = 1.0, 2.0
 """Levels of cost: up to the first, only recording events costs time; the second is the maximum."""
@@ -73,7 +73,7 @@ def levels(step_time: Callable[[float], float], unprofiled_ns: float) -> Levels:
 def _level(
     step_time: Callable[[float], float], target_ns: float, low: tuple[float, float], high: tuple[float, float]
 ) -> float:
-    """Find the least level at which the step takes no longer, by false position: its time is nearly linear in the
+    """Find the least level at which the step takes no longer, by false position: the step time is nearly linear in the
     level.
     """
     (left, above), (right, below) = (low[0], low[1] - target_ns), (high[0], high[1] - target_ns)

@@ -22,12 +22,12 @@ ALLOCATION_NS = 50_000
 HAND_OVER_NS = 300_000
 """Maximum time of taking a finished batch from a worker, in nanoseconds."""
 PACED = 0.25
-"""Minimum share of the batches, and at least two, that the host waits for if workers set the pace: several workers
-deliver batches close together.
+"""Minimum share of the batches that the host waits for, and at least two batches, if workers set the pace. The share is
+small because several workers deliver batches close together.
 """
 RECORDING_NS = 1_600.0, 6_000.0
-"""Lowest and highest limit, in nanoseconds, for the cost of recording one event: 0.8 to 1.6 us on H200 hosts, 0.7 to
-5.2 us on an H100 host.
+"""Lowest and highest limit, in nanoseconds, for the cost of recording one event: 800 to 1,600 ns on H200 hosts, 700 to
+5,200 ns on an H100 host.
 """
 RECORDED = (Kind.OPERATOR, Kind.ANNOTATION, Kind.RUNTIME, Kind.PYTHON)
 FEW_NODES = 2
@@ -84,7 +84,7 @@ class Chain:
 
 
 def threads_of(capture: Capture) -> list[int]:
-    """Return the thread that runs the steps and those that launch device work in them."""
+    """Return the thread that runs the steps, and the threads that launch device work in them."""
     launches, steps = capture.launches, capture.steps
     inside = (launches.row >= 0) & (launches.start >= steps.host_starts[0]) & (launches.start < steps.host_end)
     return sorted({steps.thread, *np.unique(launches.thread[inside]).tolist()})
@@ -153,7 +153,7 @@ def host_chain(capture: Capture) -> Chain | None:
 
 
 def _beside(launched: Ints, start: Ints, end: Ints, low: int) -> Ints:
-    """Return the place in the chain of launches by a thread beside it: at the end of what the host did before them.
+    """Return the place in the chain for launches by a thread beside it: the end of the host's work before them.
 
     They take none of its time, and no pause of it delays them.
     """

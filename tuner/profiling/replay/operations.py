@@ -19,23 +19,24 @@ from steptune.tuner.profiling.replay.chain import LAUNCH, SYNC, Chain, Floats, t
 from steptune.tuner.profiling.trace import Kind
 
 BLOCKING_COPY_NS = 20_000
-"""Minimum duration for a copying call that lasts until the end of its copy to count as a wait: the memory is pageable.
+"""Minimum duration at which a copying call counts as a wait if it lasts until the end of its copy: the memory is then
+pageable.
 """
 FULL_QUEUE = 0.8
 """Minimum fill of the queue at which a launch that takes longer than usual counts as waiting for a free place: either
-few wait for many places, or each waits for the device's next operation.
+few launches wait for many places, or each waits for the device's next operation.
 """
 FEW_CALLS, QUICK = 30, 0.1
-"""Number of launches into a queue with places whose median is the usual duration of a launch, and, where there are
-fewer, the quantile of all launches that is.
+"""Minimum number of launches into a queue with free places for their median to be the usual duration of a launch; with
+fewer, the usual duration is this quantile of all launches.
 """
 QUEUE_DEPTH = 1024
 """Default number of launches that CUDA's queue holds; up to 1,469 were seen on an H200."""
 OWN_WAIT_NS = 10_000
 """Time after the launch of a collective within which waits between streams are caused by the communication library."""
 INFERRED_NS, INFERRED_END_NS = 10_000, 8_000
-"""Minimum unexplained delay of an operation, and maximum time since another stream's operation ended, for the former to
-count as waiting for the latter.
+"""Minimum unexplained delay of an operation, and maximum time since another stream's operation ended, for the operation
+to count as waiting for that stream.
 """
 LATENCY_NS, BETWEEN_NS, RETURN_NS, OWN_NS = 6_000.0, 1_000.0, 5_000.0, 2_000.0
 """Default latencies if a trace shows none: launch to start, between queued operations, return from a wait, and the
@@ -148,7 +149,7 @@ def device_operations(capture: Capture, chain: Chain) -> tuple[Chain, Operations
 
 
 def _ends_before(capture: Capture, rows: Ints, stream: Ints, start: Ints, end: Ints) -> Floats:
-    """Return the end of all earlier launches on the same stream; -inf for the first."""
+    """Return, for each operation, the latest end of the earlier ones on the same stream; -inf for the first."""
     work = capture.trace.work
     inside = np.zeros(len(work), dtype=bool)
     inside[rows] = True
@@ -305,7 +306,7 @@ def _waiting(capture: Capture, chain: Chain, operations: Operations) -> Chain:
 
 
 def _queued(capture: Capture, chain: Chain, operations: Operations) -> tuple[Ints, int]:
-    """Return the launches in the devices' queues at each launch, and the number that the queues hold.
+    """Return the number of launches in the devices' queues at each launch, and the number that the queues hold.
 
     What was launched before the window, and begins in it, is queued as well. A CUDA graph is one launch.
     """

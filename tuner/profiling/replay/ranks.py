@@ -1,4 +1,5 @@
-"""Joint replay of several ranks' graphs, which meet in collectives, so that lateness carries over from one to the next.
+"""Joint replay of several ranks' graphs, linked by their collectives: a delay carries over from one collective to the
+next.
 
 Ranks run one program: the nth collective of each of them is the same call. It is one meeting of all ranks, or, if
 its process group is a part of them (FSDP within a host, replicas between hosts), one of each group: a late rank
@@ -21,12 +22,12 @@ from steptune.tuner.profiling.replay.graph import Graph
 from steptune.tuner.profiling.replay.simulate import simulate
 
 LATE_RATIO, LATE_NS = 1.2, 200_000
-"""Minimum ratio to, and nanoseconds over, the other ranks' median for a rank's own time between two meetings to count
-as late.
+"""Minimum ratio to the other ranks' median, and minimum excess over it in nanoseconds, for a rank's own time between
+two collectives to count as late.
 """
 SLOW_HOST, SLOW_DEVICE = 1.2, 1.05
-"""Minimum ratio of a rank's own time in all of its steps to the others' median at which it is late wherever it takes
-longer, however little: kernels vary less than hosts.
+"""Minimum ratio, for a host and for a device, of a rank's own time in all steps to the others' median. Above it, the
+rank counts as late wherever it takes longer, however little: kernels vary less than hosts.
 """
 
 
@@ -56,7 +57,7 @@ class UnlikeRanksError(SteptuneError):
 
 
 def meet(graphs: Sequence[Graph]) -> Ranks:
-    """Return the ranks of graphs that meet in all of their collectives, in order.
+    """Match the collectives of the ranks' graphs in order, and return the matched ranks.
 
     Raises:
         UnlikeRanksError: They have different numbers of steps or collectives, or none.
@@ -85,7 +86,7 @@ def meet(graphs: Sequence[Graph]) -> Ranks:
 
 
 def _groups(graphs: Sequence[Graph]) -> Ints:
-    """Return, for each collective and rank, the first rank of the group that meets there.
+    """Return, for each collective and rank, the first rank of the group that takes part in that collective together.
 
     Raises:
         UnlikeRanksError: Ranks of one group call its collectives at different positions in their programs.
@@ -102,7 +103,7 @@ def _groups(graphs: Sequence[Graph]) -> Ints:
 
 
 def _by_group(least_or_most: np.ufunc, values: Floats, group: Ints) -> Floats:
-    """Return, for each rank, the least or the largest value among the ranks that it meets."""
+    """Return, for each rank, the least or the largest value among the ranks of its group."""
     rows = np.broadcast_to(np.arange(len(values))[:, None], values.shape)
     found = values.copy()
     least_or_most.at(found, (rows, group), values)
@@ -110,9 +111,8 @@ def _by_group(least_or_most: np.ufunc, values: Floats, group: Ints) -> Floats:
 
 
 def _offsets(end: Floats, group: Ints) -> Floats:
-    """Return the clock offset of each rank to the first, from collectives that end on both at the same time: those of
-    its own groups first, then those with ranks whose offset is known. A rank that no group connects uses all of its
-    collectives.
+    """Return the clock offset of each rank to the first, from collectives that end on both at the same time. Offsets
+    pass from known ranks to the others through shared groups; a rank that no group connects uses all collectives.
     """
     offsets = np.median(end[:, :1] - end, axis=0)
     known = [0]
@@ -225,7 +225,7 @@ def _shorten(gap: Floats, length: Floats, members: Ints, excess: float) -> None:
 
 
 def _beside_waiting(ranks: Ranks, place: int) -> Graph:
-    """Return a rank's graph in which kernels beside a waiting collective take their least time over all ranks."""
+    """Return a rank's graph in which kernels during a waiting collective take their least time over all ranks."""
     graph = ranks.graphs[place]
     sizes = {len(one.operations) for one in ranks.graphs}
     if len(sizes) > 1:

@@ -1,4 +1,4 @@
-"""Steps without several causes at once: what each cause saves in addition to those removed before it."""
+"""Steps without several causes at once: what each cause saves in addition to the causes removed before it."""
 
 from __future__ import annotations
 

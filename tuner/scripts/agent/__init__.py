@@ -27,7 +27,7 @@ class TorchFinder:
     """Module finder that installs the hooks as soon as torch has been executed, then removes itself."""
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Find torch as all other finders do, and hook its execution; leave every other module to them."""
+        """Find torch as all other finders do, and hook its execution; leave all other modules to the other finders."""
         if name != "torch":
             return None
         import importlib.util

@@ -1,4 +1,4 @@
-"""Calls in a guarded step whose settings say how the step trains: dropout, clipping of gradients, and schedulers.
+"""Calls in a guarded step that determine how the step trains: dropout, clipping of gradients, and schedulers.
 
 A rate of dropout, a bound of clipping that no gradient reaches yet, or a second step of a schedule on a plateau shows
 in no number of the guarded steps. Dropout is off in them, because other back ends draw other masks; rates are noted.
@@ -17,7 +17,7 @@ DROPOUTS = {
     **dict.fromkeys(("dropout", "dropout1d", "dropout2d", "dropout3d"), True),
     **dict.fromkeys(("alpha_dropout", "feature_alpha_dropout"), False),
 }
-"""Functions that drop, and whether they do so without being told that they train."""
+"""Dropout functions, with the default of each one's argument `training`."""
 CLIPPING = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_")
 DROPOUT = "dropout"
 """Beginning of the names of calls that compiled code does not show."""
@@ -40,7 +40,7 @@ class Calls:
         self._replaced: list[tuple[Any, str, Any]] = []
 
     def watch(self) -> None:
-        """Note clipping and steps of schedulers from now on."""
+        """Record calls of clipping and of schedulers' steps from now on."""
         utilities = torch.nn.utils
         originals = {name: getattr(utilities, name) for name in CLIPPING if hasattr(utilities, name)}
         self._replace({id(call): self._clipping(name, call) for name, call in originals.items()}, utilities)
@@ -142,7 +142,7 @@ class Calls:
 
 
 def _is_in_backward() -> bool:
-    """Say whether a backward pass calls this: what it computes once more was called before."""
+    """Say whether this call comes from a backward pass, which repeats calls of the forward pass when it recomputes."""
     task: int = torch._C._current_graph_task_id()
     return task != -1
 
@@ -154,8 +154,8 @@ def _below(kind: Any) -> Iterator[Any]:
 
 
 def may_drop(module: torch.nn.Module) -> bool:
-    """Say whether a module may drop: its own or its configuration's dropout probability is not 0, or its code calls
-    dropout.
+    """Say whether a module may apply dropout: its own or its configuration's dropout probability is not 0, or its code
+    calls dropout.
     """
     for part in module.modules():
         if _calls_dropout(part):
@@ -170,7 +170,9 @@ def may_drop(module: torch.nn.Module) -> bool:
 
 
 def _calls_dropout(module: torch.nn.Module) -> bool:
-    """Say whether a method of a module outside torch names the dropout function, and no part of the module."""
+    """Say whether a method of a module outside torch uses the name `dropout`, and the module has no attribute of that
+    name.
+    """
     own = [kind for kind in type(module).__mro__ if not kind.__module__.startswith("torch.")]
     codes = [getattr(method, "__code__", None) for kind in own for method in vars(kind).values()]
     return any(code is not None and "dropout" in code.co_names for code in codes) and not hasattr(module, "dropout")

@@ -24,7 +24,7 @@ TRAINERS = {
     "composer.trainer.trainer": "Trainer",
     "fastai.learner": "Learner",
 }
-"""Modules of libraries that own the loop, with the class of which a method is on the stack during a step."""
+"""Modules of libraries that own the loop, each with the class that has a method on the stack during a step."""
 TRAINER_SETTINGS = (
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
@@ -232,8 +232,8 @@ def _wrappers(module: torch.nn.Module) -> list[str]:
 
 
 def _owners(trained: set[int]) -> list[torch.nn.Module]:
-    """Return the modules that own trained parameters and are not part of another such module, from all objects of the
-    process.
+    """Return, from all objects of the process, the modules that own trained parameters and are not part of another such
+    module.
     """
     found = []
     for thing in gc.get_objects():

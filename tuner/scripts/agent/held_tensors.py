@@ -1,4 +1,5 @@
-"""Tensors beside the parameters that a script holds in the shape of one: averages of the weights are among them.
+"""Tensors that a script holds in addition to its parameters, each in the shape of a parameter; averages of the weights
+are among them.
 
 An averaged model is called in no training step, so nothing else of a guarded step shows it.
 """
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 MOST_FOR_EACH = 4
-"""Number of tensors for each parameter above which none is watched."""
+"""Maximum number of held tensors for each parameter; if there are more, none is watched."""
 
 
 class HeldTensors:
@@ -35,12 +36,12 @@ class HeldTensors:
         self._tensors: list[torch.Tensor] = found if len(found) <= MOST_FOR_EACH * len(parameters) else []
 
     def sampled(self, sample: Any) -> dict[str, torch.Tensor]:
-        """Return sampled elements by number of the tensor."""
+        """Return sampled elements by tensor number."""
         return {str(number): sample(tensor) for number, tensor in enumerate(self._tensors)}
 
     @property
     def roundoffs(self) -> dict[str, float]:
-        """Distance from 1 to the next larger number, by number of the tensor."""
+        """Distance from 1 to the next larger value of each tensor's dtype, by tensor number."""
         return {str(number): torch.finfo(tensor.dtype).eps for number, tensor in enumerate(self._tensors)}
 
 

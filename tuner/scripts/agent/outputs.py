@@ -1,4 +1,4 @@
-"""Modules' first outputs in 16 bits, computed once more in FP32 from the inputs and parameters that they had.
+"""Modules' first outputs in 16 bits, computed once more in FP32 from the same inputs and parameters.
 
 As `trials/output_watch.py` does it for workloads. On CPUs only: elsewhere the comparison rejects nothing.
 """
@@ -74,8 +74,8 @@ class Outputs:
 
 
 def _held_to_fp32(module: Any, arguments: Any, named: Any, found: torch.Tensor) -> list[float]:
-    """Compare an output with FP32 from the exact inputs, and from inputs rounded as under autocast; return the smaller
-    difference.
+    """Compare an output with the FP32 outputs from the exact inputs and from inputs rounded as under autocast; return
+    the smaller difference.
     """
     state = [*module.parameters(), *module.buffers()]
     if sum(tensor.numel() for tensor in (*state, found, *_tensors((arguments, named)))) > MOST_ELEMENTS:

@@ -33,7 +33,9 @@ def users_place() -> str:
 
 
 def hide_own_frames() -> None:
-    """Remove Steptune's frames from the tracebacks that end the script, so that users see only their own code's."""
+    """Remove Steptune's frames from the tracebacks that end the script, so that users see only frames of their own
+    code.
+    """
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

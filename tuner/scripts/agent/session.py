@@ -103,7 +103,7 @@ class Session(ObservedLoop):
         return made.number if made is not None else len(self.loaders)
 
     def begins_training(self, module: torch.nn.Module) -> bool:
-        """Say whether this call of an outermost module is the first of those that train."""
+        """Say whether this call of an outermost module is the first one that trains."""
         return not self.called_modules and torch.is_grad_enabled() and next(module.parameters(), None) is not None
 
     def loss(self, tensors: Any) -> None:

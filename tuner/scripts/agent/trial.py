@@ -56,7 +56,7 @@ class TrialSession(Session):
             self._guard = GuardWatch(trial["guard"], self._folder.guard(rank), pattern or ())
 
     def go_on_from(self, before: Session) -> None:
-        """Take over what an earlier session observed before this process was forked from its process, and apply the
+        """Take over the observations that an earlier session made before this process was forked, and apply the
         changes.
         """
         self._known_loaders, self.loaders = before._known_loaders, before.loaders

@@ -19,7 +19,7 @@ INTRUDES, INTRUDES_SHARE = 3.0, 0.5
 """Minimum time of a step, without its loader, at which the step is taken to contain other work: in multiples of the
 usual step, and as a share of a window. Shorter excesses are noise of the machine."""
 MOST_QUEUED = 32
-"""Maximum number of steps that the warm-up waits for batches that were loaded ahead."""
+"""Maximum number of additional warm-up steps, in which batches that were loaded ahead are used up."""
 
 
 class TrialWindow(Window):

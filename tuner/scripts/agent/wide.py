@@ -23,7 +23,7 @@ class Wide:
 
     @property
     def has_16_bits(self) -> bool:
-        """Say whether something was computed in 16 bits all the same."""
+        """Say whether something was computed in 16 bits nevertheless."""
         return self._dtypes is not None and self._dtypes.found
 
     def begin(self) -> None:
@@ -52,7 +52,7 @@ class Wide:
 
 
 class _Dtypes(TorchDispatchMode):
-    """Look for results in 16 bits."""
+    """Dispatch mode that looks for results in 16 bits."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -27,10 +27,11 @@ STEADY_STEPS, STEADY_WITHIN = 4, 1.3
 """Number of steps, and maximum ratio of the longest to the shortest of them, for the step time to count as steady."""
 NUM_BLOCKS = 5
 SLOW_STEP_S = 0.5
-"""Step time from which fewer steps are waited for and timed: noise of the host is a small share of such a step, and
-each of them makes the inspection longer."""
+"""Minimum duration of a slow step, in seconds: fewer such steps are awaited and timed, because noise of the host is a
+small share of each, and each makes the inspection longer.
+"""
 SLOW_WARM_UP_STEPS, SLOW_STEADY_STEPS, SLOW_BLOCKS = 4, 3, 3
-"""Values of `WARM_UP_STEPS`, `STEADY_STEPS` and `NUM_BLOCKS` for such steps."""
+"""Values of `WARM_UP_STEPS`, `STEADY_STEPS` and `NUM_BLOCKS` for slow steps."""
 TIMED_S = 0.4
 """Time, in seconds, for which short steps are timed; at least `NUM_BLOCKS` steps are timed."""
 MOST_BLOCK_STEPS = 8
@@ -46,8 +47,9 @@ PERIOD_STEPS = 3
 """Number of training steps after which the period of the optimizers' steps counts as known."""
 LEAST_STEPS = PERIOD_STEPS + SLOW_WARM_UP_STEPS + SLOW_BLOCKS + 1 + 1
 MOST_STEPS = PERIOD_STEPS + MOST_WARM_UP_STEPS + NUM_BLOCKS * MOST_BLOCK_STEPS + 1 + MOST_RECORDED_STEPS + 1
-"""Number of steps that a script must make if its steps are short; `LEAST_STEPS` if they are slow. Both include one
-profiled step whose record is discarded."""
+"""Minimum number of steps that a script must make if its steps are short; `LEAST_STEPS` is the minimum for slow steps.
+Both include one profiled step whose record is discarded.
+"""
 
 
 class Phase(Enum):
@@ -196,8 +198,8 @@ class Window:
             self._begin_recording()
 
     def _fits(self) -> bool:
-        """Say whether the window fits into the epoch. It need not if no epoch is long enough, or if ranks must record
-        the same step.
+        """Say whether the window fits into the epoch. It need not fit if no epoch is long enough, or if ranks must
+        record the same step.
         """
         rest = self._remaining()
         if rest is None or self._num_ranks > 1:
@@ -270,7 +272,9 @@ class Window:
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the median, the upper one of two. `statistics` is not imported: a script may have a file of that name."""
+    """Return the median; of two middle values, the upper one. `statistics` is not imported: a script may have a file of
+    that name.
+    """
     return sorted(values)[len(values) // 2]
 
 

@@ -22,8 +22,8 @@ from steptune.tuner.workloads.reference import is_command
 
 
 class ChangeRow(NamedTuple):
-    """A strategy whose recommended choice differs from today's. Its contribution is NaN where none is proven; the
-    interval is given wherever the contribution was measured.
+    """A strategy that the recommendation changes. Its contribution is NaN where none is proven; its interval is given
+    wherever the contribution was measured.
     """
 
     strategy: str
@@ -65,7 +65,9 @@ def change_rows(study: Study, recommendation: Recommendation, gains: Sequence[Ga
 
 
 def _strategy_today(study: Study, name: str) -> tuple[str, Choice]:
-    """Return a strategy's summary and today's choice; both are empty for a strategy that this version does not know."""
+    """Return the summary and today's choice of a strategy; both are empty for a strategy that this version does not
+    know.
+    """
     try:
         strategy = strategy_named(name, with_knobs(STRATEGIES, study.facts) if study.facts else STRATEGIES)
     except ChoiceError:
@@ -99,7 +101,7 @@ for batch in job.loader:
 
 def _in_script(recommendation: Recommendation) -> list[Use]:
     """Return the options and the diff for the script, if it is here and unedited, and the `enable` line for all
-    changes. Each text states its share of the gain; options and diff state theirs together.
+    changes. Each text states its share of the gain; options and diff state one share together.
     """
     everything = _and("makes all changes", carried(recommendation, ()))
     try:

@@ -45,8 +45,7 @@ class CategoryTimes(NamedTuple):
 
 
 def get_breakdown_info(source: TrialSource, study_id: str) -> list[CategoryTime]:
-    """Return milliseconds per step by category, for today's settings and for the configuration that is compared with
-    today's.
+    """Return milliseconds per step by category, for today's settings and for the configuration compared with them.
 
     One row for each configuration ("today", then "recommended" or "best so far") and category that takes time. Several
     profiled starts and ranks are averaged, so the categories still sum to the mean step. Empty before
@@ -69,7 +68,7 @@ def get_breakdown_info(source: TrialSource, study_id: str) -> list[CategoryTime]
 
 
 def _confirmed(recommendation: Recommendation, units_per_batch: float) -> list[CategoryTime]:
-    """Return the profiles' shares scaled to the step times that the stated rates imply.
+    """Scale the shares of the profiles to the step times, as computed from the stated rates.
 
     The profiled steps were measured at different moments, so that their times cannot be compared on one scale.
     """

@@ -41,7 +41,7 @@ class CandidateRow(NamedTuple):
     """True where no other measured configuration is both faster and smaller."""
     note: str
     number: int
-    """Number of a trial of this configuration, for the export; 0 where it may not be used."""
+    """Number of a trial of this configuration, for the export; 0 where the configuration may not be used."""
 
 
 def get_candidates_info(source: TrialSource, study_id: str, effects: Effects) -> list[CandidateRow]:
@@ -126,8 +126,8 @@ _MEMORY_LOOKS = {
 
 
 def plot_memory(info: Sequence[CandidateRow]) -> Figure:
-    """Draw speed against peak memory; runs without a speed are on the lower edge, and runs that ran out of memory on
-    the right.
+    """Draw speed against peak memory. Configurations without a speed are on the lower edge, and those that ran out of
+    memory on the right edge.
     """
     figure = theme.new_figure(height=360)
     gains = [row.gain for row in info if not math.isnan(row.gain)]
@@ -156,7 +156,7 @@ def plot_memory(info: Sequence[CandidateRow]) -> Figure:
 
 
 def _add_front(figure: Figure, front: Sequence[CandidateRow]) -> None:
-    """Draw the Pareto front as steps: configurations that no other beats in both speed and memory."""
+    """Draw the Pareto front as steps: no other configuration beats those on the front in both speed and memory."""
     if len(front) > 1:
         figure.add_scatter(
             name="Pareto front of speed and memory",

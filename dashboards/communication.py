@@ -54,7 +54,7 @@ def get_communication_info(analysis: TraceAnalysis) -> pd.DataFrame:
 
 
 class GroupRow(NamedTuple):
-    """Process groups of one size that call the same collectives; figures per step, averaged over the groups."""
+    """Process groups of one size that call the same collectives. Figures are per step, averaged over the groups."""
 
     num_groups: int
     group_size: int
@@ -154,7 +154,8 @@ def plot_bandwidth(info: pd.DataFrame) -> Figure:
 
 
 def plot_waits(ranks: pd.DataFrame) -> Figure:
-    """Draw one bar per rank: its wait for the others per step. The rank that waits least is the straggler.
+    """Draw one bar per rank: the time per step for which it waits for other ranks. The rank that waits least is the
+    straggler.
 
     Args:
         ranks: As `trace_info.get_ranks_info` gives them.

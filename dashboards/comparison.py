@@ -62,8 +62,8 @@ class ComparisonHeadline(NamedTuple):
 
 
 def get_comparison_headline(comparison: Comparison) -> ComparisonHeadline:
-    """Compare the step times that a study states, else the measured ones, else the profiled ones if both profiles can
-    be trusted.
+    """Compare the step times of two trials: those that a study states, else the measured ones, else the profiled ones
+    if both profiles can be trusted.
     """
     step = comparison.measured or comparison.step
     how = comparison.stated_how or ("one run each, without the profiler" if comparison.measured else "as profiled")
@@ -113,8 +113,8 @@ def _ms(value_ns: float | None) -> float:
 
 
 def get_explanation(comparison: Comparison) -> tuple[str, ...]:
-    """Name the few categories that explain the change of the step: only those with an interval that excludes zero, or
-    without an interval. Empty where a profile cannot be trusted.
+    """Name the few categories that explain the change of the step. Categories with an interval that includes zero are
+    left out. Empty where a profile cannot be trusted.
     """
     if not comparison.trusted:
         return ()
@@ -163,9 +163,7 @@ def get_settings_info(before: Candidate, after: Candidate) -> list[SettingRow]:
 
 
 def by_state(rows: tuple[KernelDifference, ...]) -> dict[str, list[KernelDifference]]:
-    """Group kernels or gaps into those that appeared, vanished and changed, in that order; empty groups are left
-    out.
-    """
+    """Group kernels or gaps by whether they appeared, vanished or changed, in that order; empty groups are left out."""
     titles = {"new": "Appeared", "gone": "Vanished", "changed": "Changed"}
     found = {title: [row for row in rows if row.state == state] for state, title in titles.items()}
     return {title: states for title, states in found.items() if states}

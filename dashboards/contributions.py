@@ -1,4 +1,4 @@
-"""Gain of each strategy in the search, and the time spent on it."""
+"""Contribution of each strategy to the recommendation, and the search time spent on it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ class ContributionRow(NamedTuple):
     num_accepted: int
     num_rejected: int
     limit: float
-    """Largest bound of the strategy's choices, as a ratio of speeds."""
+    """Upper limit on the strategy's gain, from the largest bound of its choices, as a ratio of speeds."""
     own_gain: float
     """Contribution to the recommendation, where its interval excludes 1."""
     spent_s: float
-    """Time of the strategy's trials, in seconds; the time of a trial that changed several strategies is divided among
-    them.
+    """Time of the strategy's trials, in seconds. If a trial changed several strategies, its time is divided among them.
     """
 
 

@@ -57,8 +57,8 @@ def get_convergence_info(
 def _accepted(
     source: TrialSource, study_id: str, history: Sequence[HistoryRow], effects: Effects
 ) -> dict[str, tuple[float, str]]:
-    """Return the speed and name of each accepted configuration, by the last trial of the decision that accepted the
-    configuration.
+    """Return the speed and name of each accepted configuration; the key is the last trial of the decision that accepted
+    it.
     """
     numbers = {row.trial_id: row.number for row in history}
     found = {}
@@ -74,7 +74,9 @@ def _accepted(
 
 
 def plot_convergence(info: Sequence[ConvergenceRow], budget_s: float) -> Figure:
-    """Draw accepted configurations as a line, each trial as a marker, and the budget if the search came near it."""
+    """Draw accepted configurations as a line and each trial as a marker; also draw the budget if the search came near
+    it.
+    """
     figure = theme.new_figure(height=320)
     unit, size = ("hours", 3600.0) if budget_s > 3 * 3600 else ("minutes", 60.0) if budget_s > 180 else ("seconds", 1.0)
     accepted = [row for row in info if not math.isnan(row.best)]

@@ -1,4 +1,4 @@
-"""Speeds of a study's candidates: as stated by the answer, or else estimated from all trials together.
+"""Speeds of a study's candidates: as the answer states them, or else estimated from all trials together.
 
 What the answer states (`tuner.speeds`) goes first, so that every table has one speed for a configuration. For the rest
 `tuner.search.effects.EffectModel`, the search's own model, takes every start and every pair that ran in turns, and
@@ -67,7 +67,9 @@ class Effects:
         self._model = _model_of(observations) if observations else None
 
     def ratio(self, candidate: Candidate, other: Candidate) -> Ratio:
-        """Return the speed of a candidate over another's; if one of them is the reference, use the answer's figure."""
+        """Return the ratio of one candidate's speed to another's; if one of them is the reference, use the answer's
+        figure.
+        """
         if other == self.reference:
             found = self._stated(candidate)
         elif candidate == self.reference:
@@ -77,8 +79,8 @@ class Effects:
         return self.modelled(candidate, other) if found is None else found
 
     def without_part(self, strategy: str) -> Ratio | None:
-        """Return the speed of the recommendation without a part over its speed with the part, from the measured
-        contributions; None for a strategy that is not a part.
+        """Return the ratio of the recommendation's speed without a part to its speed with the part, from the measured
+        contributions. None for a strategy that is not a part.
         """
         parts = () if self._recommendation is None else self._recommendation.parts
         part = next((part for part in parts if part.strategy == strategy), None)
@@ -88,11 +90,11 @@ class Effects:
         return UNKNOWN_RATIO if speed is None else _inverse(_as_ratio(speed))
 
     def modelled(self, candidate: Candidate, other: Candidate) -> Ratio:
-        """Return the speed of a candidate over another's, estimated from the trials alone."""
+        """Return the ratio of one candidate's speed to another's, estimated from the trials alone."""
         return UNKNOWN_RATIO if self._model is None else self._model.ratio(candidate, other)
 
     def speed(self, candidate: Candidate) -> Ratio:
-        """Return the speed of a candidate over the reference's; NaN where the candidate was not measured."""
+        """Return the ratio of a candidate's speed to the reference's; NaN where the candidate was not measured."""
         return self.ratio(candidate, self.reference) if candidate.key in self.measured else UNKNOWN_RATIO
 
     def _stated(self, candidate: Candidate) -> Ratio | None:
@@ -115,13 +117,13 @@ def _inverse(ratio: Ratio | None) -> Ratio | None:
 
 NUM_KEPT = 32
 GROWTH = 1.25
-"""Factor by which the number of observations must grow before widths, noise and drift are fitted again."""
+"""Factor by which the number of observations must grow before the model's widths, noise and drift are fitted again."""
 _models: OrderedDict[tuple[object, ...], KeptModel] = OrderedDict()
 
 
 def _model_of(observations: Sequence[Observation]) -> KeptModel:
-    """Return the posterior of all observations. Widths, noise and drift come from a fit to most of the observations:
-    fitting takes longer than everything else on a page, and a running study's page is rendered after each trial.
+    """Return the posterior of all observations. Widths, noise and drift come from a fit to most of the observations. A
+    new fit takes longer than everything else on a page, and a running study's page is rendered after each trial.
     """
     key = tuple(
         (o.candidate.key, o.value, o.order, o.reference and o.reference.key, o.standard_error, o.place)
@@ -140,7 +142,7 @@ def _model_of(observations: Sequence[Observation]) -> KeptModel:
 
 
 def _num_fitted(count: int) -> int:
-    """Return the largest number of 1, 2, 3, …, 8, 10, 12, 15, 18, … that is at most `count`."""
+    """Return the largest number in the sequence 1, 2, 3, …, 8, 10, 12, 15, 18, … that is at most `count`."""
     number = following = 1
     while following <= count:
         number, following = following, max(following + 1, int(GROWTH * following))

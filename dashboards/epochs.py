@@ -1,4 +1,4 @@
-"""Time of an epoch before and after, and the time after which the search has paid for itself."""
+"""Time of an epoch before and after tuning, and the time after which the search has paid for itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from steptune.tuner.records import Recommendation, Study, Verdict
 
 
 class EpochInfo(NamedTuple):
-    """Hours of an epoch on the whole machine; a value is None if a figure needed to compute it is unknown."""
+    """Hours of an epoch on the whole machine. A value is None if it cannot be computed, because another figure is
+    unknown.
+    """
 
     steps: int | None
     before_h: float | None

@@ -1,4 +1,6 @@
-"""The potential gain of a finding, in words: an upper limit; without a replay, a range from zero, with the reason."""
+"""The potential gain of a finding, in words: an upper limit, or, without a replay, a range and the reason why there is
+no replay.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,15 @@ LARGEST = 100
 """Maximum ratio that is stated as a number: above it, nearly the whole step is waiting."""
 REPLAYED = "replayed"
 NAMED = 2
-"""Maximum number of earlier findings that a later one names."""
+"""Maximum number of earlier findings that the text of a later one names."""
 SMALL = 0.001
 """Minimum share of the step that counts as a gain."""
 
 
 def refusal_of(finding: Finding) -> str:
-    """Return the reason why a finding's gain was not replayed; empty if it was, or if such gains never are."""
+    """Return the reason why a finding's gain was not replayed; empty if it was replayed, or if gains of its kind are
+    never replayed.
+    """
     saves = str(finding.evidence.get("saves", ""))
     return "" if saves.endswith(REPLAYED) else saves.partition(": ")[2]
 
@@ -51,7 +55,7 @@ def finding_gain(finding: Finding, said: Container[str] = ()) -> str:
 
 
 def _claim(finding: Finding) -> str:
-    """State what a finding saves in addition to the earlier ones, if that differs from its saving alone."""
+    """State what a finding saves in addition to the earlier findings, if that differs from what it saves alone."""
     before = str(finding.evidence.get(AFTER, "")).split(", ")
     if finding.claim is None or before == [""]:
         return ""

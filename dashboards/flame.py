@@ -24,7 +24,7 @@ class Bar(NamedTuple):
 
 
 def get_module_bars(rank: RankAnalysis) -> list[Bar]:
-    """Return bars of modules, nested as the modules are; modules whose outer module is not listed are left out."""
+    """Return bars of modules, nested as the modules are; a module is left out if its outer module is not listed."""
     place: dict[str, int] = {}
     bars: list[Bar] = []
     for module in sorted(rank.modules, key=lambda one: one.name.count(".")):
@@ -55,7 +55,9 @@ def _ms(rank: RankAnalysis, time_ns: int) -> float:
 
 
 def _below_one(bars: Sequence[Bar]) -> Sequence[Bar]:
-    """Return the bars below a single root: above several roots, Plotly would add one without name and colour."""
+    """Put several roots below a single one, and return all bars. Otherwise Plotly would add a root without name and
+    colour.
+    """
     tops = [bar.ms for bar in bars if bar.parent < 0]
     if len(tops) < 2:
         return bars

@@ -23,8 +23,8 @@ MIN_STUDIES = 3
 
 
 class FleetStudies(NamedTuple):
-    """A group of studies with the same values in these fields (None where unknown). Several groups may have the same
-    values.
+    """A group of studies that agree in hardware, verdict and bottlenecks (None where unknown). Several groups may have
+    the same values.
     """
 
     hardware: str | None
@@ -39,7 +39,7 @@ class FleetStudies(NamedTuple):
 
 
 class FleetParts(NamedTuple):
-    """Use of one strategy in answered studies with one bottleneck: how often it was tried, and its gains in the
+    """Use of one strategy in the answered studies that had one bottleneck: how often it was tried, and its gains in the
     answers.
     """
 
@@ -169,8 +169,8 @@ def get_strategies_info(parts: Iterable[FleetParts]) -> list[StrategyRow]:
 
 
 def plot_limits(info: Sequence[LimitRow]) -> Figure:
-    """Draw two bars for each kind of hardware on one scale: the shares of its studies by bottleneck, before and
-    after.
+    """Draw two bars for each kind of hardware, on one scale: the shares of its studies by bottleneck, before and after
+    tuning.
     """
     labels = {row.hardware: _bar_label(row.hardware) for row in info}
     totals: dict[str, tuple[int, int]] = {}

@@ -32,7 +32,7 @@ from steptune.tuner.workloads.reference import is_command
 TRIALS_SPENT = "trials spent"
 RESUME = "steptune resume"
 MORE_TIME, LEAST_MORE_S = 0.5, 60.0
-"""Time that a study without an answer is given in addition: share of its budget, and minimum seconds."""
+"""Additional time suggested for a study that needs more: share of the study's budget, and minimum seconds."""
 
 
 class Fact(NamedTuple):
@@ -44,8 +44,8 @@ class Fact(NamedTuple):
 
 
 class HeadlineInfo(NamedTuple):
-    """Headline of a study. `tone` is "good", "neutral" or "warning"; `figure` is the number, or empty; `interval`
-    states in words the interval of the confirmed gain, whether or not the gain is proven.
+    """Headline of a study. `tone` is "good", "neutral" or "warning"; `figure` is the number, or empty. `interval` is
+    the interval of the confirmed gain in words, whether or not the gain is proven.
     """
 
     tone: str
@@ -70,7 +70,7 @@ def get_headline_info(source: TrialSource, study_id: str) -> HeadlineInfo:
 
 
 def _objective_fact(study: Study, recommendation: Recommendation | None) -> tuple[Fact, ...]:
-    """State the objective and the memory limit, if the objective is not throughput alone."""
+    """State the objective and the memory limit. Empty if the objective is throughput alone, without a memory limit."""
     objective, limit = parse_objective(study.settings.objective), study.settings.memory_limit_bytes
     if objective == PLAIN and limit is None:
         return ()
@@ -84,7 +84,7 @@ def _objective_fact(study: Study, recommendation: Recommendation | None) -> tupl
 
 
 def _repeats_fact(trials: Sequence[Trial]) -> tuple[Fact, ...]:
-    """State how many runs were repeated because their failures say nothing about the candidate, and the reasons."""
+    """State how many runs were repeated, and the reasons; their failures say nothing about the candidate."""
     reasons = Counter(a.failure.message for trial in trials if trial.result for a in trial.result.repeated)
     if not reasons:
         return ()
@@ -147,8 +147,8 @@ def _of_recommendation(study: Study, r: Recommendation) -> HeadlineInfo:
 
 
 def _interval(r: Recommendation) -> str:
-    """Return `95 % interval 2.37× to 2.47×, in 5 blocks`; where today's settings are recommended, the best
-    finalist's.
+    """Return the interval of the gain, as `95 % interval 2.37× to 2.47×, in 5 blocks`; where today's settings are
+    recommended, the interval of the best finalist.
     """
     gain = r.gain or r.unproven_gain
     if gain is None or r.verdict in (Verdict.NOT_SEARCHED, Verdict.ENABLES_TRAINING):
@@ -199,8 +199,8 @@ def _way_on(study: Study, r: Recommendation) -> str:
 
 
 def more_time_command(study: Study, r: Recommendation) -> str:
-    """Return the command that gives an ended study the time that it probably lacked; empty where more time has no use,
-    or where the study is continued at a service, by its own budget.
+    """Return the command that gives an ended study the time that it probably lacked. Empty where more time has no use,
+    or where the study continues at a service within its own budget.
     """
     command, seconds = resume_command(study), _lacked_s(study, r)
     if study.state is not StudyState.COMPLETED or seconds is None or not command.startswith(RESUME):
@@ -209,7 +209,9 @@ def more_time_command(study: Study, r: Recommendation) -> str:
 
 
 def _lacked_s(study: Study, r: Recommendation) -> float | None:
-    """Return the seconds that a study lacked; it measures today's settings again, and makes the reference again."""
+    """Return the additional seconds that a study needs, including new measurements of today's settings and a new
+    reference. None where more time has no use, or the need is not known.
+    """
     some_s = max(LEAST_MORE_S, MORE_TIME * study.settings.budget_s)
     if r.verdict is Verdict.NOT_SEARCHED:
         return r.needed_budget_s

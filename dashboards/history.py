@@ -18,8 +18,8 @@ from steptune.tuner.records import Decision, Purpose, SampleUnit, Trial, TrialRe
 from steptune.tuner.trial_figures import gain_over
 
 NUM_HOVERS = 4096
-"""Maximum number of hover texts that a process caches: most trials of a running study were on its page's last
-version.
+"""Maximum number of hover texts that a process caches: most trials of a running study were already on the previous
+version of its page.
 """
 
 
@@ -62,8 +62,8 @@ class HistoryRow(NamedTuple):
     outcome: str
     """Outcome of the trial: a key of `LOOKS`."""
     gain: float
-    """Speed of this run over today's settings: over the run of today's settings that took turns with it, if there is
-    one, else over their mean; NaN where it was not measured. The speed of the configuration may differ.
+    """Speed of this run over today's settings, which are represented by the run that took turns with this one, else by
+    the mean of their runs. NaN where it was not measured. The speed of the configuration may differ.
     """
     units_per_s: float
     note: str
@@ -103,7 +103,7 @@ def _references(trials: Sequence[Trial]) -> list[TrialResult]:
 
 
 def outcome_of(trial: Trial, decision: Decision | None) -> str:
-    """Return the outcome of a trial: its failure, else the verdict of the decision that it served."""
+    """Return the outcome of a trial: its failure, else the verdict of the decision for which it was run."""
     if trial.state is TrialState.RUNNING:
         return "running"
     if trial.result is None or trial.result.failure is not None:
@@ -121,7 +121,7 @@ def outcome_of(trial: Trial, decision: Decision | None) -> str:
 
 
 def note_on(trial: Trial) -> str:
-    """Return a remark that should be read with the trial's figures; often empty."""
+    """Return a remark to show beside a trial's figures; often empty."""
     result = trial.result
     if trial.state is TrialState.LOST:
         return "lost: its process died with the search"

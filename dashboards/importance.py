@@ -89,8 +89,8 @@ def _row(name: str, measured: Sequence[Candidate], num_trials: int, effects: Eff
 
 
 def _pairs(name: str, measured: Sequence[Candidate], effects: Effects) -> Known:
-    """Return a comparison of each two choices of a strategy, from the otherwise equal configurations with the smallest
-    variance.
+    """Compare the choices of a strategy in pairs. Of several pairs of otherwise equal configurations, use the
+    comparison with the smallest variance.
     """
     same: dict[str, list[Candidate]] = {}
     for candidate in measured:
@@ -108,7 +108,7 @@ def _pairs(name: str, measured: Sequence[Candidate], effects: Effects) -> Known:
 
 
 def _chained(known: Known) -> Known:
-    """Add pairs that only a chain of comparisons connects (Floyd-Warshall); variances along a chain add up."""
+    """Add pairs that are connected only by a chain of comparisons (Floyd-Warshall); variances along a chain add up."""
     labels = list(dict.fromkeys(label for pair in known for label in pair))
     found = dict(known)
     for middle, one, other in itertools.product(labels, repeat=3):

@@ -29,7 +29,7 @@ class TimelineInfo(NamedTuple):
     """Data of the timeline on a page."""
 
     step_edges_ns: tuple[int, ...]
-    """Start of each step of the rank shown, and the end of its last step, in nanoseconds."""
+    """Start times of the steps of the rank shown, and the end of its last step, in nanoseconds."""
     path: str
     """Path below which tiles are requested; empty in a page that holds all lanes."""
     packed: str
@@ -56,7 +56,7 @@ class TimelineInfo(NamedTuple):
 
 
 class LongGap(NamedTuple):
-    """One of the longest gaps, for the list of gaps and for the keys that jump to them."""
+    """One of the longest gaps, for the list of gaps and for the keys that jump to a gap."""
 
     rank: int
     device: str

@@ -33,7 +33,7 @@ class LinkRow(NamedTuple):
 
 
 class LinksInfo(NamedTuple):
-    """A topology as a page shows it.
+    """Links of a topology, as a page shows them.
 
     Attributes:
         points: One row for each message that was timed; see `COLUMNS`.

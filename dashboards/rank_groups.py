@@ -1,4 +1,4 @@
-"""Many ranks in a few rows: ranks that spend their steps alike form a group.
+"""Rows for groups of ranks: ranks that spend their steps in a similar way form a group.
 
 A run of a thousand ranks has a handful of kinds of ranks: most, those that come late, those of another pipeline stage.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 MOST_ROWS = 16
 """Maximum number of ranks that are shown one by one."""
 ALIKE = 0.05
-"""Maximum difference between ranks of one group, in the shares of their steps and in their waits as a share of the
+"""Maximum difference between ranks of one group: in the shares of their steps, and in their waits, as a share of the
 step.
 """
 _SHARES = ["compute", "communication", "input", "gaps"]

@@ -87,7 +87,9 @@ def plot_step_times(info: pd.DataFrame) -> Figure:
 
 
 def plot_throughput(info: pd.DataFrame, unit: SampleUnit) -> Figure:
-    """Plot samples or tokens per second over the number of hosts, beside linear scaling from the first number."""
+    """Plot samples or tokens per second over the number of hosts, beside linear scaling from the smallest number of
+    hosts.
+    """
     figure = _curves(info, "units_per_s", lambda row: units.rate(row.units_per_s, unit))
     fewest = info[info["num_hosts"] == info["num_hosts"].min()]
     per_host = fewest["units_per_s"].max() / fewest["num_hosts"].min()
@@ -105,7 +107,9 @@ def plot_throughput(info: pd.DataFrame, unit: SampleUnit) -> Figure:
 
 
 def plot_efficiency(info: pd.DataFrame) -> Figure:
-    """Plot, over the number of hosts, the share of the step that one rank would take without communication."""
+    """Plot efficiency over the number of hosts: the step time of one rank without communication, as a share of the
+    predicted step time.
+    """
     figure = _curves(info, "efficiency", lambda row: units.percent(row.efficiency))
     figure.update_yaxes(title={"text": "efficiency"}, tickformat=".0%", rangemode="tozero")
     return figure

@@ -1,4 +1,4 @@
-"""Site of a page: the service below its base path, or one self-contained file."""
+"""Site to which a page belongs: the service below its base path, or one self-contained file."""
 
 from __future__ import annotations
 

@@ -11,11 +11,11 @@ from steptune.dashboards.sources import TrialSource
 from steptune.tuner.records import Decision, choice_label
 
 NOT_USABLE = ("failed", "guard_rejected", "no_effect")
-"""Verdicts on configurations whose speed is meaningless."""
+"""Verdicts that make the speed of a configuration meaningless."""
 
 
 class TriedRow(NamedTuple):
-    """A decision that rests on a run; unknown values are NaN."""
+    """A decision based on a run; unknown values are NaN."""
 
     number: int
     stage: str
@@ -43,7 +43,7 @@ class NotTriedRow(NamedTuple):
 
 
 def get_tried_info(source: TrialSource, study_id: str, effects: Effects) -> list[TriedRow]:
-    """Return one row for each decision that rests on a run, in order."""
+    """Return one row for each decision that is based on a run, in order."""
     return [
         TriedRow(
             decision.sequence,

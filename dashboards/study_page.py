@@ -56,15 +56,15 @@ NUMERICS: dict[str, str] = {
 }
 OUTCOME_TITLES = {**{name: look.title for name, look in LOOKS.items()}, OUT_OF_MEMORY: "out of memory"}
 OPEN = (Verdict.NOT_SEARCHED, Verdict.INCONCLUSIVE)
-"""Verdicts after which nothing is known to be better than today's settings, nor that nothing is."""
+"""Verdicts that leave open whether any configuration is better than today's settings."""
 ENDED = (StudyState.COMPLETED, StudyState.FAILED, StudyState.CANCELLED)
 NUM_TOP = 3
 SCRIPTS = ("tabs.js", "study.js")
 TALL = 40
 """Maximum number of rows of a table without a scroll bar of its own."""
 IN_SERVICE: dict[str, Any] = {"queued": False, "waits_for": "", "last_event": 0, "live": False, "about": None}
-"""Default values of facts that only a service knows about a study: whether it is queued, and the number of its last
-event.
+"""Default values of facts about a study that only a service knows, such as whether it is queued, and the number of its
+last event.
 """
 
 
@@ -234,7 +234,7 @@ def _accepted(convergence: Sequence[ConvergenceRow]) -> list[ConvergenceRow]:
 
 
 def breakdown_rows(info: Sequence[CategoryTime]) -> list[BreakdownRow]:
-    """Return the bars of the figure as a table, which is also its legend."""
+    """Return the bars of the breakdown's figure as a table, which is also the figure's legend."""
     return [
         BreakdownRow(
             title=theme.category_title(category),
@@ -302,7 +302,7 @@ def _export_url(exporter: Exporter, recommendation: Recommendation, site: Site) 
 
 
 def study_files(study: Study, trials: Sequence[Trial], site: Site) -> list[Download]:
-    """Return files with all trials; in a report, only the table in the format that every program reads."""
+    """Return the downloads with all trials; in a report, only the CSV file, which every program reads."""
     paths = {"csv": "/trials?format=csv", "parquet": "/trials?format=parquet", "optuna": "/optuna"}
     return [
         Download(

@@ -125,7 +125,7 @@ def _limited_by(analysis: TraceAnalysis, times: dict[str, float], limit: str) ->
 
 
 def _stalled_ns(analysis: TraceAnalysis) -> float:
-    """Return nanoseconds per step of host time in stalls, as the mean over ranks."""
+    """Return the host time in stalls, in nanoseconds per step, averaged over ranks."""
     parts = [b.stalled_share * b.per_step_ns.get(Category.HOST.value, 0.0) for b in main_breakdowns(analysis)]
     return sum(parts) / len(parts)
 
@@ -192,8 +192,8 @@ def _quality(analysis: TraceAnalysis, problems: tuple[str, ...]) -> tuple[str, .
 
 
 def get_findings_info(analysis: TraceAnalysis) -> list[TraceAdvice]:
-    """Return the findings: first the one that the headline names, unless others have to precede it, then all others in
-    their order. For a bad capture, the advice about it is given once.
+    """Return the findings in their order, with the one that the headline names moved to the front, unless others have
+    to precede it. For a bad capture, the advice about it is given once.
     """
     rows = []
     bad = [finding for finding in analysis.findings if finding.rule == BAD_CAPTURE]
@@ -229,7 +229,9 @@ def get_memory_classes(memory: MemoryStats) -> str:
 
 
 def _named_by_headline(analysis: TraceAnalysis) -> set[str]:
-    """Return the rules about the wait that the headline names as the bottleneck; empty if the bottleneck is no wait."""
+    """Return the names of the rules about the wait that is the bottleneck in the headline; empty if the bottleneck is
+    no wait.
+    """
     times = mean_step_ns(analysis)
     waits = WAITS.get(bottleneck(times), ())
     if Category.COMMUNICATION in waits and get_late_ns(analysis) > times.get(Category.COMMUNICATION.value, 0.0) / 2:
@@ -253,7 +255,7 @@ def main_breakdowns(analysis: TraceAnalysis) -> list[Breakdown]:
 
 
 def mean_step_ns(analysis: TraceAnalysis) -> dict[str, float]:
-    """Return nanoseconds per step by category, as means over ranks; they sum to the mean step."""
+    """Return nanoseconds per step by category, averaged over ranks; the categories sum to the mean step."""
     steps = [trusted_step_ns(b) for b in main_breakdowns(analysis)]
     names = [info.category.value for info in theme.categories_in_order()]
     means = {name: sum(step.get(name, 0.0) for step in steps) / len(steps) for name in names}
@@ -324,13 +326,15 @@ def get_phases_info(analysis: TraceAnalysis) -> pd.DataFrame:
 
 
 def _compute_scale(breakdown: Breakdown) -> float:
-    """Return the factor from nanoseconds of compute in all profiled steps to nanoseconds per step of the breakdown."""
+    """Return the factor that converts nanoseconds of compute in all profiled steps to nanoseconds per step of the
+    breakdown.
+    """
     profiled = sum(breakdown.categories.get(category, 0) for category in COMPUTING)
     return sum(breakdown.per_step_ns.get(category, 0.0) for category in COMPUTING) / max(1, profiled)
 
 
 def get_overlapped_info(analysis: TraceAnalysis) -> dict[str, float]:
-    """Return nanoseconds per step by category that compute hides, as profiled, the mean over ranks."""
+    """Return the time that compute hides, by category, in nanoseconds per profiled step, averaged over ranks."""
     breakdowns = main_breakdowns(analysis)
     names = dict.fromkeys(name for b in breakdowns for name in b.overlapped)
     means = {n: sum(b.overlapped.get(n, 0) / b.num_steps for b in breakdowns) / len(breakdowns) for n in names}
@@ -338,7 +342,9 @@ def get_overlapped_info(analysis: TraceAnalysis) -> dict[str, float]:
 
 
 def get_late_ns(analysis: TraceAnalysis) -> float:
-    """Return nanoseconds per step of exposed communication in which ranks wait for a late one, the mean over ranks."""
+    """Return the time of exposed communication in which ranks wait for a late rank, in nanoseconds per step, averaged
+    over ranks.
+    """
     waits = {wait.rank: wait for wait in analysis.waits}
     parts = [
         late_part(waits.get(b.rank), b) * trusted_step_ns(b).get(Category.COMMUNICATION.value, 0.0)
@@ -348,12 +354,12 @@ def get_late_ns(analysis: TraceAnalysis) -> float:
 
 
 def is_rescaled(analysis: TraceAnalysis) -> bool:
-    """Say whether the breakdown is rescaled to steps without the profiler, unlike the figures beside it."""
+    """Say whether the breakdown is rescaled to steps without the profiler; the figures beside it are not."""
     return any(b.rescaled for b in main_breakdowns(analysis))
 
 
 def get_steps_info(analysis: TraceAnalysis, top: int | None = None) -> pd.DataFrame:
-    """Return one row per step and category, as profiled, of the first `top` steps: `device` (with its rank), `step`,
+    """Return one row per step and category for the first `top` steps, as profiled: `device` (with its rank), `step`,
     `category`, `ms`.
     """
     steps = ((b, number, step) for b in all_breakdowns(analysis) for number, step in enumerate(b.steps, 1))
@@ -419,7 +425,9 @@ def get_ranks_info(analysis: TraceAnalysis) -> pd.DataFrame:
 
 
 def _wait_per_step(analysis: TraceAnalysis, wait: RankWait) -> float:
-    """Return a rank's wait per step, over the steps in which its collectives were compared with other ranks'."""
+    """Return a rank's wait per step, averaged over the steps in which its collectives were compared with those of other
+    ranks.
+    """
     num_steps = next((r.breakdowns[0].num_steps for r in analysis.ranks if r.rank == wait.rank), 1)
     return wait.wait_ns / (num_steps * wait.step_share)
 

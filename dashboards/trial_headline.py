@@ -139,7 +139,7 @@ def _step_fact(result: TrialResult) -> Fact | None:
 
 
 def _estimate_fact(result: TrialResult, decisions: Sequence[Decision]) -> Fact | None:
-    """State the estimate that a decision used, from this run and those that took turns with it; None for a busy
+    """State the estimate that a decision used, from this run and the runs that took turns with it. None for a busy
     machine, which slows the two sides of a comparison unequally.
     """
     gains = [d.measured_gain for d in decisions if d.measured_gain is not None and math.isfinite(d.measured_gain)]
@@ -153,7 +153,7 @@ def _estimate_fact(result: TrialResult, decisions: Sequence[Decision]) -> Fact |
 
 
 def _configuration_fact(result: TrialResult, recommendation: Recommendation | None) -> Fact | None:
-    """State the speed of the configuration, with the same figure as its study."""
+    """State the speed of the configuration, with the figure that the study states."""
     speed = None if recommendation is None else speed_of(recommendation, result.candidate)
     if speed is None or speed.method is Method.REFERENCE:
         return None

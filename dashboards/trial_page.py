@@ -106,7 +106,7 @@ def render_profile(result: TrialResult, kept: TraceAnalysis | None, lanes: Seque
 
 
 def result_figures(result: TrialResult | None) -> dict[str, Figure]:
-    """Return the page's figures other than those of the profile, by name; figures without data are left out."""
+    """Return the page's figures by name, without the profile's figures; figures without data are left out."""
     figures: dict[str, Figure] = {}
     if result is not None and result.clean_windows:
         figures["windows"] = plot_windows(get_windows_info(result))
@@ -116,8 +116,8 @@ def result_figures(result: TrialResult | None) -> dict[str, Figure]:
 
 
 def profile_of(result: TrialResult, kept: TraceAnalysis | None) -> TraceAnalysis | None:
-    """Return the profile of a trial, with the breakdown and findings that the search used. Where the analysis was not
-    stored, it has only what the trial's record holds. None where the trial was not profiled.
+    """Return the profile of a trial, with the breakdown and findings that the search used. If the analysis was not
+    stored, the profile has only the content of the trial's record. None where the trial was not profiled.
     """
     if not result.breakdowns:
         return None

@@ -1,5 +1,5 @@
-"""Progress of a running study: the time left, the best speed so far with its interval, and the trial that runs now, and
-why.
+"""Progress of a running study: the time left, the best speed so far with its interval, and the running trial with its
+reason.
 
 Until there is an answer, speeds of configurations are those of `dashboards.effects`, as in the page's tables.
 """
@@ -44,7 +44,7 @@ class UnderWay(NamedTuple):
     budget_s: float
     best_label: str
     best: float
-    """The search's estimate of the speed of the settings accepted last; NaN before any were accepted."""
+    """Estimated speed of the last accepted settings, as in the search; NaN before any are accepted."""
     low: float
     high: float
     running: tuple[RunningRow, ...]
@@ -85,7 +85,7 @@ def get_under_way(
 
 
 def _why(trial: Trial, before: dict[str, Choice], findings: Sequence[Finding]) -> str:
-    """Name the finding that a new change addresses, else the trial's purpose."""
+    """Return why a trial is run: the finding that its change addresses, else the trial's purpose."""
     if trial.purpose in WHY:
         return WHY[trial.purpose]
     changed = _changed(trial.candidate, before)

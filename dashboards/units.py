@@ -89,7 +89,9 @@ def place_name(place: str) -> str:
 
 
 def end_of_path(path: str, most: int) -> str:
-    """Return the last names of a path that fit into `most` letters: those differ where the first ones are the same."""
+    """Return as many of a path's last names as fit into `most` characters: paths that begin with the same names differ
+    in the last ones.
+    """
     names = path.split(".")
     while len(names) > 1 and len(".".join(names)) > most - 2:
         names = names[1:]
@@ -97,7 +99,7 @@ def end_of_path(path: str, most: int) -> str:
 
 
 def change(value_ms: float) -> str:
-    """Format a change in ms with a minus sign, not a hyphen: `+0.40`, `−14.50`."""
+    """Format a change in milliseconds, with a minus sign and not a hyphen: `+0.40`, `−14.50`."""
     return f"{value_ms:+.2f}".replace("-", "−")
 
 
@@ -115,7 +117,7 @@ def percent(share: float) -> str:
 
 
 def gain_limit(bound: float) -> float:
-    """Return the largest ratio of speeds that saving this share of the step can give."""
+    """Return the maximum ratio of speeds if this share of the step is saved."""
     return math.inf if bound >= 1 else 1 / (1 - max(0.0, bound))
 
 

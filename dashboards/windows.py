@@ -1,4 +1,4 @@
-"""The measured windows of a trial: their scatter, and the ones that do not count."""
+"""The measured windows of a trial: their scatter, and the windows that do not count."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Spread(NamedTuple):
 
 
 def get_windows_info(result: TrialResult) -> pd.DataFrame:
-    """Return one row per window, in the order in which they were taken: milliseconds per step, units per second, the
-    share of the cores that other programs used, the loader's queue at both ends, the reason why the window does not
-    count, and the reason why it counts with a reservation (each empty where there is none).
+    """Return one row per window, in order of time: its step times in milliseconds, units per second, the share of the
+    cores that other programs used, the loader's queue at both ends, and why it does not count or counts only with a
+    reservation.
     """
     rows = [
         (
@@ -71,8 +71,8 @@ def get_spread(result: TrialResult) -> Spread | None:
 
 
 def plot_windows(info: pd.DataFrame) -> Figure:
-    """Draw each window that counts as a dot, with the middle three fifths of its steps. A void window leaves a gap; the
-    table states its reason.
+    """Draw each window that counts as a dot, with a whisker for the middle three fifths of its steps. A void window
+    leaves a gap; the table states the reason.
     """
     figure = theme.new_figure(height=280, showlegend=False)
     clean = info[info["void"] == ""]

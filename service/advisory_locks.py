@@ -1,16 +1,20 @@
-"""Advisory locks on PostgreSQL: one number for each purpose, which no other application of the same server may use."""
+"""Advisory locks on PostgreSQL: one number for each purpose. No other application of the same server may use these
+numbers.
+"""
 
 from __future__ import annotations
 
 MIGRATION = 0x5745_9713
 """Lock of the process that changes the schema."""
 CLAIMS = 0x5745_9714
-"""Lock of claims, which take milliseconds: one at a time, so that quotas are kept and no slot is claimed twice."""
+"""Lock that admits one claim at a time, so that quotas are kept and no slot is claimed twice; a claim takes
+milliseconds.
+"""
 FIRST_START = 0x5745_9715
 """Lock of the process that makes the first administrator."""
 COLLECTION = 0x5745_9716
-"""Lock that processes hold to put artifacts (shared) or to collect garbage (exclusive)."""
+"""Lock that processes hold while they store artifacts (shared) or collect garbage (exclusive)."""
 EVENT_NUMBERS = 0x5745_9717
-"""First of two lock numbers, held shared by transactions that have drawn or will draw an event's number. The second is
-the number above which theirs lies.
+"""First of two numbers of a shared lock, which transactions hold from before they draw an event's number until they
+end. The second is a lower bound of the number drawn.
 """

@@ -1,4 +1,4 @@
-"""Rows, records and messages that have fields in common."""
+"""Copying of equally named fields between rows, records and messages."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ RESOURCES = (
     users,
     audit,
 )
-"""Routers of the resources, in the order in which a request is matched with their paths: the most requested first."""
+"""Routers of the resources, the most requested first: the path of a request is matched in this order."""
 TAGS = {
     "workloads": "Workloads to tune.",
     "studies": "Searches for the fastest configuration of a workload.",

@@ -29,8 +29,7 @@ from steptune.tuner.errors import ArchiveRefusedError, StorageFullError, Workloa
 
 _CHUNK_BYTES = 1 << 16
 _FREE_RATIO_BYTES = 1 << 20
-"""Minimum unpacked bytes from which the ratio is limited: a little data may compress a thousandfold, and does no
-harm.
+"""Minimum unpacked bytes at which the compression ratio is limited. Less data may compress a thousandfold without harm.
 """
 _MAGIC = ((b"PK\x03\x04", "zip"), (b"PK\x05\x06", "zip"), (b"\x1f\x8b", "gz"), (b"\xfd7zXZ\x00", "xz"), (b"BZh", "bz2"))
 _MAX_HEADER_BYTES = 1 << 20
@@ -43,7 +42,7 @@ MAX_SEARCHED_BYTES = 1 << 21
 
 @dataclass(frozen=True, kw_only=True)
 class ArchiveLimits:
-    """Limits of what an archive may unpack to.
+    """Limits on the unpacked content of an archive.
 
     Attributes:
         members: Files and folders.
@@ -173,7 +172,7 @@ class _Writer:
 
 
 def checked_parts(name: str, limits: ArchiveLimits) -> tuple[str, ...]:
-    """Return the parts of a member's path, which stay below any folder that they are joined to.
+    """Split a member's path into parts. The parts lead out of no folder to which they are joined.
 
     Raises:
         ArchiveRefusedError: The path leads elsewhere, or has a name that no file system should have.
@@ -211,8 +210,8 @@ def _kind(archive: Path) -> str:
 
 
 def _tar_members(archive: Path, kind: str) -> Iterator[_Member]:
-    """Yield members of a tar that is read as a stream: nothing is read twice, and a compressed bomb is unpacked no
-    further than it is read.
+    """Yield the members of a tar, which is read as a stream: nothing is read twice, and a compressed bomb is unpacked
+    only as far as it is read.
     """
     with _readable(), _decompressed(archive, kind) as opened:
         stream = _Headers(opened)
@@ -285,8 +284,8 @@ def _zip_members(archive: Path, limits: ArchiveLimits) -> Iterator[_Member]:
 
 
 def _count_zip_members(archive: Path, limits: ArchiveLimits) -> None:
-    """Count the members of a zip before its directory is read: that takes memory for each entry, and the header's count
-    cannot be trusted.
+    """Count the members of a zip before its directory is read: reading it takes memory for each entry, and the header's
+    count cannot be trusted.
     """
     with archive.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         for number, _ in enumerate(_CENTRAL_ENTRY.finditer(content), 1):
@@ -333,8 +332,8 @@ def _folded(path: str) -> str:
 
 
 def find_workloads(root: Path) -> list[str]:
-    """Return references (`folder/train.py:MyWorkload`, relative to the root) to what looks like a workload, without
-    running any code.
+    """Return references to classes that look like workloads, without running any code: `folder/train.py:MyWorkload`,
+    relative to the root.
 
     A class counts if it derives from a class that is called a Workload, or has a model, a dataset and a loss.
 

@@ -24,7 +24,7 @@ PROFILED_RUNS = (
 
 
 def trial_in(store: StudyStore, study: Study, which: str) -> Trial:
-    """Return the trial of a study that `which` names; it must be complete.
+    """Return the trial that `which` names within a study; the trial must be complete.
 
     Args:
         which: Its number, "baseline", "recommended", or "best" (the recommended or, so far, leading configuration).
@@ -104,8 +104,8 @@ def compared(
 
 
 def _kept_of(trial: Trial, kept: TraceAnalysis | None) -> TraceAnalysis | None:
-    """Return the first rank of a stored analysis, with the result's breakdowns, as user code may have changed the
-    file.
+    """Return the first rank of a stored analysis, with the breakdowns of the trial's result: user code may have changed
+    those in the file.
     """
     if kept is None or trial.result is None:
         return None
@@ -115,8 +115,8 @@ def _kept_of(trial: Trial, kept: TraceAnalysis | None) -> TraceAnalysis | None:
 def _stated(
     comparison: Comparison, study: Study, recommendation: Recommendation, before: Candidate, after: Candidate
 ) -> Comparison:
-    """Add the step times and the interval that a study states for two configurations, of which one is the study's
-    reference.
+    """Add to a comparison the step times and the interval that a study states for two configurations; one of them must
+    be the study's reference.
     """
     speeds = [speed_of(recommendation, candidate) for candidate in (before, after)]
     is_stated = recommendation.baseline_units_per_s > 0 and parse_objective(recommendation.objective).is_rate

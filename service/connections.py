@@ -32,8 +32,8 @@ FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 _POSTGRESQL_DISK_FULL = "53100"
 
 _UNAVAILABLE_SQLSTATES = ("08", "25P03", "40", "53", "57P")
-"""Classes of PostgreSQL's transient errors: connections, transactions that paused too long, conflicts of transactions,
-resources, and shutdown and start of the server.
+"""Prefixes of the SQLSTATE codes of PostgreSQL's transient errors: lost connections, transactions that paused too long,
+conflicts of transactions, lack of resources, and a server that shuts down or starts.
 """
 CONNECT_TIMEOUT_S = 10
 SILENCE_S = 20
@@ -41,7 +41,7 @@ SILENCE_S = 20
 MAX_CONNECTIONS = 15
 """Maximum connections of a process to PostgreSQL."""
 TRUSTED_S = 1.0
-"""Seconds after its last use within which a connection is used without a ping."""
+"""Maximum seconds since a connection's last use for it to be used without a ping."""
 
 _SQLITE_MEANINGS = {
     sqlite3.SQLITE_NOTADB: "is not a SQLite database: name another file, or move this one away",
@@ -106,7 +106,7 @@ def reading(engine: Engine) -> Iterator[Session]:
 
 @contextmanager
 def querying(engine: Engine) -> Iterator[Connection]:
-    """Open a connection for statements that return rows: it takes a third of the time of `reading`, which builds a
+    """Open a connection for statements that return rows. It takes a third of the time of `reading`, which builds a
     session.
 
     On PostgreSQL each statement is a transaction of its own, which sees no less there and saves two round trips.
@@ -119,7 +119,9 @@ def querying(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def writing(engine: Engine) -> Iterator[Session]:
-    """Open a writing transaction; on SQLite the only one from its beginning, so that nothing it read is stale."""
+    """Open a writing transaction. On SQLite it excludes other writers from its beginning, so that nothing it has read
+    is stale.
+    """
     with (
         held_back(),
         storage_errors(place_of(engine)),
@@ -189,7 +191,7 @@ def _sqlite_code(error: BaseException) -> int:
 
 
 def _postgresql_engine(url: URL, poolclass: type[Pool] | None) -> Engine:
-    """Create an engine that detects a server that is cut off: a worker must know in time that it lost its lease."""
+    """Create an engine that detects an unreachable server soon: a worker must know in time that its lease is lost."""
     patience = {"connect_timeout": CONNECT_TIMEOUT_S, "keepalives_idle": SILENCE_S // 2, "keepalives_interval": 3}
     given = {name for name in patience if name in url.query}
     options = {name: value for name, value in patience.items() if name not in given}
@@ -207,8 +209,8 @@ def _note_use(connection: Any, record: ConnectionPoolEntry) -> None:
 
 
 def _check_connection(engine: Engine, connection: Any, record: ConnectionPoolEntry, proxy: Any) -> None:
-    """Ping connections that were not used lately, unlike `pool_pre_ping`, which would double a busy service's round
-    trips.
+    """Ping a connection only if it was not used lately; `pool_pre_ping` would ping every time, and double a busy
+    service's round trips.
     """
     if time.monotonic() - record.info.get("used_s", math.inf) <= TRUSTED_S:
         return

@@ -1,4 +1,4 @@
-"""Example workloads and machines for describing strategies where the user named none: together they have a use for
+"""Example workloads and machines for the description of strategies if the user names none. Together they have a use for
 every choice.
 
 No single workload has everything: batch normalisation and attention masks, fixed shapes and unequal lengths, AdamW and

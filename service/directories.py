@@ -71,7 +71,9 @@ def _marks(engine: Engine, data_directory: Path) -> Path:
 
 
 def _moved_away(engine: Engine, directory: Path, trash: Path, grace_s: float) -> bool:
-    """Move the files away while the queue entry is locked, so that no worker can claim the study meanwhile."""
+    """Move a study's directory to the trash while its queue entry is locked, so that no worker can claim the study
+    meanwhile. Return False if the study still needs it.
+    """
     with writing(engine) as session:
         entry = session.get(QueueEntryRow, directory.name, with_for_update=True)
         study = session.get(StudyRow, directory.name)

@@ -107,7 +107,7 @@ class EventHub:
         self._subscriptions.discard(subscription)
 
     def close(self) -> None:
-        """End every stream, now and from now on; their clients reconnect to another process."""
+        """End all streams, and every stream that begins from now on; the clients reconnect to another process."""
         self.closed = True
         for subscription in self._subscriptions:
             subscription.end()

@@ -30,14 +30,17 @@ class Lease(Record):
 
 
 def database_now(session: Session) -> datetime:
-    """Return the database's present time, not the start time of the transaction, which may have waited since."""
+    """Return the database's present time. The start time of the transaction would be too early if the transaction has
+    waited.
+    """
     if session.get_bind().dialect.name == "postgresql":
         return cast(datetime, session.scalar(select(func.clock_timestamp())))
     return datetime.now(UTC)  # SQLite has the clock of this host
 
 
 def hold(session: Session, lease: Lease, study_id: str, **changes: Any) -> None:
-    """Lock the queue entry of a study until the transaction ends, and count a change that readers can see.
+    """Check the lease, lock the study's queue entry until the transaction ends, and advance the entry's version, as
+    readers can see a change.
 
     Args:
         changes: Columns to set at the same time.

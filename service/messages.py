@@ -83,7 +83,7 @@ class StudySummary(Record):
 
 
 class StudyQueueState(Record):
-    """Requirements of a submitted study on workers, and its state.
+    """State of a submitted study in the queue, and its requirements on workers.
 
     Attributes:
         version: Grows with every change; part of the ETag.

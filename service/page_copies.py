@@ -38,7 +38,7 @@ def opening(name: str) -> Markup:
 
 @dataclass(frozen=True)
 class Fragment:
-    """A part of pages that is rendered and compressed once, however often the rest of a page changes."""
+    """Part of a page that is rendered and compressed once, however often the rest of the page changes."""
 
     plain: bytes
     packed: bytes
@@ -71,7 +71,7 @@ class Copy:
 
     @classmethod
     def of(cls, text: str, fragments: Iterable[Fragment] = ()) -> Copy:
-        """Split a page that was rendered with `opening`s and these fragments into a copy."""
+        """Build a copy from a page that was rendered with `opening`s and these fragments."""
         known = {fragment.name: fragment for fragment in fragments}
         found = _OPENINGS.split(text)
         pieces: list[Piece] = []
@@ -132,6 +132,6 @@ class PageCopies:
 
 
 def _deflated(plain: bytes, *, last: bool) -> bytes:
-    """Compress a part of a deflate stream that refers to nothing before it."""
+    """Compress text into a part of a deflate stream; the part refers to nothing before it."""
     packer = zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
     return packer.compress(plain) + packer.flush(zlib.Z_FINISH if last else zlib.Z_SYNC_FLUSH)

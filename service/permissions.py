@@ -22,7 +22,9 @@ DATABASE_FILES = ("", "-wal", "-shm", "-journal")
 
 
 def keep_private(settings: Settings) -> None:
-    """Restrict new files of this process, and the existing database and folders, to its own user."""
+    """Restrict access to new files of this process, and to the existing database and folders, to the process's own
+    user.
+    """
     os.umask(UMASK)
     for path in _database_files(settings):
         _close(path, PRIVATE_FILE)
@@ -35,7 +37,9 @@ def keep_private(settings: Settings) -> None:
 
 
 def mend(settings: Settings) -> int:
-    """Restrict all files that the service has stored so far; return how many files and folders were open to others."""
+    """Restrict access to all files that the service has stored so far; return how many files and folders were open to
+    others.
+    """
     keep_private(settings)
     return sum(_close(path, PRIVATE_FOLDER) for path in _everything(settings))
 
@@ -49,7 +53,7 @@ def _database_files(settings: Settings) -> list[Path]:
 
 
 def _folders(settings: Settings) -> list[Path]:
-    """Return the folders through which no trial passes."""
+    """Return the folders that no trial needs to enter."""
     own = [settings.data_directory / name for name in ("artifacts", "uploads", "hardware", "worker_studies")]
     place = settings.artifacts_url
     if place is not None and ("://" not in place or place.startswith("file://")):

@@ -77,8 +77,8 @@ def predicted(store: StudyStore, study: Study, question: Question, against: Stud
 
 
 def _start(store: StudyStore, study: Study, which: str) -> tuple[str, list[str]]:
-    """Return the trial to predict from: today's settings if they are the best, or if the best cannot be predicted, with
-    a note that says so.
+    """Return the trial to predict from, and notes. It is the baseline if no configuration is better, or, with a note,
+    if the best cannot be predicted.
     """
     if which != "best":
         return which, []
@@ -95,7 +95,7 @@ def _start(store: StudyStore, study: Study, which: str) -> tuple[str, list[str]]
 
 
 def _cluster_of(study: Study, given: Cluster) -> Cluster:
-    """Return the cluster with the ranks and links of a study; links that it has not measured are as given."""
+    """Return the study's own cluster; links that the study has not measured are taken from the given one."""
     environment = study.environment
     if environment is None:
         raise ChoiceError(

@@ -51,7 +51,7 @@ from steptune.tuner.workloads.zoo import known_reference
 BAR_WIDTH = 40
 NUM_MODULES = 8
 NUM_ABOVE = 4
-"""Maximum rows of each kind above the roofline."""
+"""Maximum rows in each table of operators, kernels or modules above their floor."""
 
 
 class WorkloadProfile(Record):
@@ -71,7 +71,7 @@ class WorkloadProfile(Record):
     modules: tuple[ModuleStats, ...] = ()
     """Time of each `nn.Module` over all profiled steps, the most time first."""
     roofline: Roofline | None = None
-    """FLOP of a step, their share of the device's peak, and the calls far above their floor."""
+    """FLOP of a step, their share of the device's peak, and the calls that take much longer than their floor."""
     memory: tuple[MemoryStats, ...] = ()
     """Memory of each device, by class of tensor."""
 
@@ -88,7 +88,7 @@ def profile_workload(
     settings: Settings,
     listener: ProgressListener,
 ) -> WorkloadProfile:
-    """Measure and profile the unchanged workload once.
+    """Measure and profile the unchanged workload in a single run.
 
     Raises:
         BaselineError: It could not be measured.

@@ -19,7 +19,7 @@ from steptune.tuner.search.view import StudyView
 EVENT = "progress"
 RECENT_DECISIONS = 6
 NOT_TRIED = "not_tried"
-"""Verdict that no event carries: at its end, a search gives it to everything left, together with its last decision."""
+"""Verdict that no event carries: with its last decision, a search gives this verdict to every choice that is left."""
 MIN_INTERVAL_S = 2.0
 _FIELDS = (
     "budget_s",
@@ -38,8 +38,8 @@ _FIELDS = (
 
 
 def data_of(view: StudyView, told: StudyView | None = None) -> dict[str, Any]:
-    """Return the data of an event: the view, with the latest decisions on trials and the first finding, if these are
-    new.
+    """Return the data of an event: the view, with the latest decisions on trials if they are new, and the first finding
+    if it has changed.
 
     Args:
         told: The view that an earlier event carried.

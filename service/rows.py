@@ -57,8 +57,8 @@ ResultRow = BreakdownRow | KernelStatsRow | GapStatsRow | CollectiveStatsRow | F
 
 
 def workload_row(facts: WorkloadFacts) -> WorkloadRow:
-    """Return the row of a workload, which is identified by its reference and its signature: edited code may be another
-    workload.
+    """Return the row of a workload. Reference and signature together identify a workload, because edited code may be
+    another one.
     """
     identity = f"{facts.reference}\0{facts.signature}".encode("utf-8", "surrogateescape")
     return _row(WorkloadRow, facts, workload_id=hashlib.sha256(identity).hexdigest()[:16])
@@ -117,7 +117,7 @@ def attempt_row(trial: Trial, lease: Lease | None = None) -> TrialAttemptRow:
 
 
 def repeated_rows(result: TrialResult, first: TrialAttemptRow) -> list[TrialAttemptRow]:
-    """Return the rows of a repeated trial's attempts after the first; the last one, which `result` describes, has no
+    """Return the rows of a repeated trial's attempts after the first. `result` describes the last attempt, which has no
     end yet.
 
     Args:
@@ -145,7 +145,7 @@ def _end_of(attempt: Attempt) -> datetime:
 
 
 def result_rows(result: TrialResult) -> Iterator[ResultRow]:
-    """Yield the rows of a result that are searched or aggregated by themselves."""
+    """Yield the rows for parts of a result that are searched or aggregated on their own."""
     profile = result.profile or TrialProfile()
     for breakdown in result.breakdowns:
         yield from _breakdown_rows(result.trial_id, breakdown)
@@ -177,12 +177,12 @@ def recommendation_row(recommendation: Recommendation) -> RecommendationRow:
 
 
 def _is_speed(recommendation: Recommendation) -> bool:
-    """Say whether the recommendation's gains are gains of speed: gains of energy are not combined with those."""
+    """Say whether the recommendation's gains are gains of speed, as gains of energy are not combined with them."""
     return parse_objective(recommendation.objective).is_rate
 
 
 def strategy_rows(recommendation: Recommendation, decisions: Iterable[Decision]) -> list[StrategyOutcomeRow]:
-    """Return the outcome of each strategy that was tried or is part of the answer. Unconfirmed gains are left out."""
+    """Return the outcome of each strategy that was tried or is part of the answer, without unconfirmed gains."""
     tried: Counter[str] = Counter()
     for decision in decisions:
         if decision.verdict != "not_tried" and decision.stage != "confirm":
@@ -228,8 +228,8 @@ def _numbered(kind: type[AnyRow], result: TrialResult, records: Iterable[Record]
 
 
 def _row(kind: type[AnyRow], record: Record, **given: Any) -> AnyRow:
-    """Build a row from the equally named fields of a record; if it has a column for the complete record, that is filled
-    too.
+    """Build a row from the equally named fields of a record. A column for the complete record is filled too, if the row
+    has one.
     """
     columns = kind.__mapper__.columns.keys()
     if "record" in columns:

@@ -55,7 +55,7 @@ def isolated_runner(
     owner: str | None = None,
     **options: Any,
 ) -> Iterator[LocalRunner]:
-    """Open a runner whose trials run under a level; at the end it is closed, and none of its processes is left.
+    """Open a runner of trials under an isolation level; at the end, close it and leave none of its processes.
 
     Args:
         owner: The user who submitted the study.

@@ -175,8 +175,8 @@ def print_watched(folder: str) -> None:
 
 
 def keep_trace(traces: Sequence[Path], target: Path) -> tuple[Path, ...]:
-    """Copy a trace to a file, compressed if its name ends in `.gz`; traces of further ranks are put beside it, with
-    their number.
+    """Copy a trace to a file, compressed if the file's name ends in `.gz`. Traces of further ranks are copied beside
+    it, with a number in their names.
 
     Raises:
         ChoiceError: The file cannot be written.

@@ -1,4 +1,4 @@
-"""A submitted script: its sources, with a manifest of how it is run and what it needs on a worker."""
+"""A submitted script: its sources, and a manifest that says how it is run and what it needs on a worker."""
 
 from __future__ import annotations
 
@@ -110,7 +110,8 @@ def check_variables(variables: Mapping[str, str]) -> None:
 
 
 def interpreter_of(command: Sequence[str], path: str | None = None) -> str:
-    """Return the Python that a command runs: the command itself, or the interpreter beside it in its environment.
+    """Return the Python interpreter that a command runs: the command itself, or the interpreter beside it in the same
+    environment.
 
     Args:
         path: Path on which commands are searched; None for this process's PATH.
@@ -125,7 +126,7 @@ def interpreter_of(command: Sequence[str], path: str | None = None) -> str:
 
 
 def imported_packages(sources: Iterable[Path], python: str) -> dict[str, str]:
-    """Return the versions, in an interpreter, of the packages whose modules these files import anywhere."""
+    """Return the versions of the packages that these files import anywhere, as an interpreter has them."""
     modules: set[str] = set()
     for path in sources:
         try:
@@ -141,7 +142,7 @@ def imported_packages(sources: Iterable[Path], python: str) -> dict[str, str]:
 
 
 def check_packages(manifest: ScriptManifest, python: str) -> None:
-    """Refuse to run a script with other packages than on the machine from which it was submitted.
+    """Refuse to run a script if its packages differ from those on the machine from which it was submitted.
 
     Raises:
         WorkloadRejectedError: Names those that are missing, or have another version.

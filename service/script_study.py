@@ -29,13 +29,13 @@ from steptune.tuner.workloads.reference import workload_of
 
 SHARDS_PARAMETERS = ("FSDP", "FSDP2", "DeepSpeed")
 LEAST_BUDGET_S = 1.0
-"""Minimum seconds left for a resumed study, whose inspection may use up the rest of its budget."""
+"""Minimum seconds for a resumed study after its inspection, which may use up the rest of the budget."""
 MOST_LABELS = 4
 
 
 def new_script_study(look: Look, settings: StudySettings, service_settings: Settings) -> Study:
-    """Create a study of a command whose steps an inspection has recorded; the inspection's time counts against its
-    budget.
+    """Create a study of a command from the steps that an inspection has recorded; the inspection's time counts against
+    the study's budget.
 
     Raises:
         ChoiceError: A strategy, a search or an objective that does not exist.
@@ -78,7 +78,7 @@ def refuse_sharded(look: Look) -> None:
 
 
 def script_of(study: Study) -> ScriptFacts:
-    """Return the facts from the inspection with which a study of a command began.
+    """Return the script facts from the inspection at the beginning of a study of a command.
 
     Raises:
         StoreError: The folder in which it ran is gone.
@@ -90,7 +90,7 @@ def script_of(study: Study) -> ScriptFacts:
 
 
 def check_same_script(study: Study, look: Look) -> None:
-    """Refuse to continue a study whose script trains differently than when it began.
+    """Refuse to continue a study if its script trains differently than at the study's beginning.
 
     Raises:
         StoreError: The inspection recognised something else.
@@ -117,7 +117,9 @@ def budget_left_s(budget_s: float, look_s: float) -> float:
 
 
 class Choices(NamedTuple):
-    """Choices by strategy: those that are tried, and those that are not."""
+    """Choices of a study by strategy: the tried ones, and the reasons for those that need a `Workload` or cannot be
+    tried here.
+    """
 
     tried: dict[str, list[str]]
     need_workload: dict[str, str]
@@ -125,7 +127,7 @@ class Choices(NamedTuple):
 
 
 def choices_of(runner: ScriptRunner, study: Study) -> Choices:
-    """Return the choices of a study before its first trial; this inspects the machine for it."""
+    """Inspect the machine, and return the choices of a study before its first trial."""
     assert study.facts is not None, "a study of a command must have facts"
     space = Space(runner.describe(), study.facts, study.settings)
     tried: dict[str, list[str]] = {}
@@ -193,7 +195,7 @@ class Change:
 
 
 def changes_of(study: Study, parts: Sequence[Part]) -> list[Change]:
-    """Return the edits with which each part of a recommendation is made in the script."""
+    """Return the edits that make each part of a recommendation in the script."""
     assert study.facts is not None, "a study of a command must have facts"
     script = script_facts_of(study)
     found = []

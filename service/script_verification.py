@@ -1,4 +1,4 @@
-"""Verification of a recommendation for a script, or of an edited script, beside the unchanged one."""
+"""Verification of a recommendation for a script, or of an edited script, against the unchanged script."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def study_of_command(store: SqlStudyStore, command: tuple[str, ...], folder: Pat
 
 @contextmanager
 def changed_by(recommendation: Recommendation, how: str, command: tuple[str, ...]) -> Iterator[Changed]:
-    """Yield the script with a recommendation's changes, made by `steptune.enable` or by the diff.
+    """Yield the script with a recommendation's changes, which `steptune.enable` or the diff makes.
 
     Raises:
         ChoiceError: There is no such method.
@@ -71,7 +71,7 @@ def changed_by(recommendation: Recommendation, how: str, command: tuple[str, ...
 
 
 def changed_file(edited: Path, command: tuple[str, ...], folder: Path) -> Changed:
-    """Return the script with another file's text in place of the file that the command names.
+    """Return the script with the text of an edited file in place of the file that the command names.
 
     Raises:
         ChoiceError: The file cannot be read, or the command names no Python file of the folder.
@@ -109,7 +109,7 @@ def verified(
 def print_script_verification(
     console: Console, found: ScriptVerification, recommendation: Recommendation | None
 ) -> None:
-    """Print the script's own speed and loss, beside the claim."""
+    """Print the measured gain of the script beside the claimed gain, and the verdict on its loss."""
     gain = found.gain
     interval = f"{units.percent(gain.interval.level)} interval {units.ratio_interval(gain.interval)}"
     console.print(f"own speed  {units.ratio(gain.ratio)} ({interval}, {gain.num_blocks} runs of each)")

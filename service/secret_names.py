@@ -27,7 +27,7 @@ _CODE = frozenset({".py", ".pyi", ".pyx", ".c", ".cpp", ".cu", ".cuh", ".h", ".h
 
 
 def secret_in(command: Sequence[str]) -> str | None:
-    """Find an argument of a command whose name or value suggests a secret.
+    """Find an argument of a command that suggests a secret, by its name or its value.
 
     Returns:
         Its name, without its value; None where there is none.
@@ -50,7 +50,7 @@ def holds_secret(text: str) -> bool:
 
 
 def is_secret_file(path: Path) -> bool:
-    """Say whether the names of a file and its folder suggest a secret; for code, the whole name must do so."""
+    """Say whether the names of a file and its folder suggest a secret; for a code file, the whole name must do so."""
     words = _words(path.stem)
     if path.suffix in _CODE:
         return "".join(words) in _ALONE
@@ -63,7 +63,7 @@ def _words(name: str) -> list[str]:
 
 
 def _sounds_secret(words: Sequence[str]) -> bool:
-    """Say whether the words of a name suggest a secret; those of `--pad-token` and `--sort-key` do not."""
+    """Say whether the words of a name suggest a secret; the words of `--pad-token` and `--sort-key` do not."""
     last = words[-1] if words else ""
     alone = last in _ALONE or list(words) == ["token"]
     return alone or (last in _OF_KIND and any(word in _OF_KIND[last] for word in words))

@@ -83,7 +83,9 @@ def _show_login_code(app: FastAPI) -> None:
 
 
 def _keep_what_is_loaded() -> None:
-    """Exempt modules and routes, which stay loaded, from garbage collection, because its scans delay every answer."""
+    """Exempt modules and routes, which stay loaded, from Python's garbage collection: its scans would delay every
+    answer.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 50, 100)
@@ -131,7 +133,9 @@ def _embedded_worker(settings: Settings) -> Iterator[None]:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """Handle the signal that stopped uvicorn, which raises it again: without this, nothing after uvicorn would run."""
+    """Handle the signal that uvicorn raises again after its shutdown. Without this handler, no code after uvicorn would
+    run.
+    """
     raise SystemExit(0)
 
 
@@ -157,7 +161,7 @@ def _config(app: FastAPI, settings: Settings) -> uvicorn.Config:
 
 
 def is_plain_and_public(settings: Settings) -> bool:
-    """Say whether, according to the settings, tokens are sent over a network as plain text."""
+    """Say whether tokens are sent over a network as plain text, according to the settings."""
     is_public = settings.unix_socket is None and not is_loopback(settings.host)
     return is_public and urlsplit(settings.public_url).scheme != "https"
 

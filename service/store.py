@@ -321,7 +321,7 @@ class SqlStudyStore:
 
     @contextmanager
     def _writing(self, *study_ids: str, pages_change: bool = True, **changes: Any) -> Iterator[Session]:
-        """Open one writing transaction on these studies, after a check of the lease.
+        """Check the lease, and open one writing transaction on these studies.
 
         Args:
             pages_change: Whether the writes change pages of the studies.
@@ -340,7 +340,7 @@ class SqlStudyStore:
 
 
 NUMBERS_MODULO = 1 << 31
-"""Modulus of event numbers in locks: a lock has 31 bits for a number."""
+"""Modulus of event numbers in locks, because a lock has 31 bits for a number."""
 MAX_PAUSE_MS = 30_000
 _DRAWS_A_NUMBER = select(
     func.set_config("idle_in_transaction_session_timeout", str(MAX_PAUSE_MS), True),
@@ -349,8 +349,8 @@ _DRAWS_A_NUMBER = select(
         cast_to(select(func.coalesce(func.max(EventRow.event_id), 0)).scalar_subquery() % NUMBERS_MODULO, Integer),
     ),
 )
-"""Statement before an event's number is drawn. Events with later numbers are held back until this transaction ends; if
-its process is stopped or its host lost, the server ends the transaction.
+"""Statement to execute before an event's number is drawn. Events with later numbers are held back until the transaction
+ends; if its process stops or its host is lost, the server ends the transaction.
 """
 _INSERTS: dict[str, Callable[[Table], sqlite.Insert | postgresql.Insert]] = {
     "sqlite": sqlite.insert,
@@ -360,7 +360,9 @@ _NEWEST_FIRST = (StudyRow.created_at.desc(), StudyRow.study_id.desc())
 
 
 def _of_same_owner(study_id: str) -> ColumnElement[bool]:
-    """Return the condition that a study has the same owner as this one; studies of the command line have no owner."""
+    """Return the SQL condition that a study has the same owner as the given study; studies of the command line have no
+    owner.
+    """
     owner = select(StudyRow.owner_id).where(StudyRow.study_id == study_id).scalar_subquery()
     return StudyRow.owner_id.is_not_distinct_from(owner)
 
@@ -404,7 +406,7 @@ def _replace_decisions(session: Session, study_id: str, decisions: Sequence[Deci
 
 
 def _summarise(session: Session, results: Sequence[TrialResult]) -> None:
-    """Fill the columns of trials that completed together, and count the change of their studies."""
+    """Fill the list columns of trials that completed together, and advance the revisions of their studies."""
     completed = TrialRow.trial_id.in_([result.trial_id for result in results])
     for study_id in session.scalars(select(TrialRow.study_id).where(completed).distinct()).all():
         query = select(TrialRow.result).where(TrialRow.study_id == study_id, TrialRow.result.is_not(None))
@@ -496,7 +498,9 @@ def insert_missing(session: Session, row: Base) -> None:
 
 
 def _upsert(session: Session, row: Base) -> None:
-    """Insert a row, or replace the columns that it sets, even if another process inserts it at this moment."""
+    """Insert a row, or, if its key exists, replace the columns that it sets. Another process may insert the same key
+    meanwhile.
+    """
     table, values = _table_and_values(row)
     insert = _INSERTS[session.get_bind().dialect.name](table).values(values)
     others = {name: insert.excluded[name] for name in values if not table.columns[name].primary_key}

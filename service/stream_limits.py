@@ -22,7 +22,7 @@ class StreamLimits:
         )
 
     def taken(self, slots: Sequence[tuple[Concurrency, str]]) -> Callable[[], None]:
-        """Take one slot of each counter, all or none; return a function that releases them.
+        """Take one slot of each counter, or none at all; return a function that releases the slots.
 
         Raises:
             TooManyRequestsError: A counter has none left; the message names it.

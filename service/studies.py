@@ -71,7 +71,7 @@ class Results:
 
 
 def new_study(workload: str, settings: StudySettings, service_settings: Settings) -> Study:
-    """Create a study, not recorded yet, after all checks that need no other process.
+    """Create a study without recording it, after all checks that need no other process.
 
     Raises:
         WorkloadError: The workload's file or class does not exist.
@@ -145,7 +145,7 @@ def check_unchanged(study: Study) -> None:
 
 
 def with_more_time(study: Study, store: SqlStudyStore, seconds: float) -> Study:
-    """Return the study with a budget that ends `seconds` from now: the time that its trials took, plus `seconds`."""
+    """Extend a study's budget to the time that its trials took plus `seconds`, and return the study."""
     spent_s = Ledger(store, study.study_id).spent_s
     return store.set_budget(study.study_id, spent_s + seconds)
 
@@ -198,7 +198,7 @@ def local_runner(
     hosts: HostGroup | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> Iterator[LocalRunner]:
-    """Open a runner for a study on this machine, and on the hosts if there are several; closed at the end.
+    """Open a runner for a study on this machine, and on all hosts if there are several; close it at the end.
 
     Args:
         check: Called some times a second while a trial runs; an exception ends the trial.
@@ -232,9 +232,9 @@ def keep_profiles(
     *,
     logs: bool = False,
 ) -> None:
-    """Store the timelines and analyses of all profiled trials, and the traces of every rank of the baseline, of
-    accepted candidates and of finalists. Files already stored, and paths that are not files, are skipped, so that this
-    can be repeated as a study goes on.
+    """Store the timelines and analyses of all profiled trials, and the traces of all ranks for the baseline, accepted
+    candidates and finalists. Files already stored, and paths that are not files, are skipped, so that this can be
+    repeated as a study goes on.
 
     Args:
         logs: Also store the last `LOG_BYTES` of what complete trials printed.
@@ -340,7 +340,7 @@ def remove_working_files(study: Study) -> None:
 
 
 def write_results(study_id: str, source: TrialPageSource, recommendation: Recommendation, folder: Path) -> Results:
-    """Write the report, and the exports that do not depend on another tool, into a folder.
+    """Write the report, and the exports for which no other tool is needed, into a folder.
 
     Raises:
         StoreError: The folder cannot be written; StorageFullError where the disk is full. The study itself is
@@ -379,7 +379,7 @@ def write_files(study_id: str, files: Mapping[str, bytes], folder: Path) -> tupl
 
 @contextlib.contextmanager
 def _written(folder: Path, study_id: str) -> Iterator[None]:
-    """Report, if results cannot be written, that the study is safe and how to get at it."""
+    """Convert an error in writing results: the new error says that the study is safe, and how to export it."""
     try:
         yield
     except OSError as error:

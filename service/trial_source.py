@@ -36,8 +36,8 @@ from steptune.tuner.trials.analysis_files import read_analysis, read_lanes
 MAX_OLD_BYTES = 8 << 20
 """Maximum bytes of an analysis of an older version, which was stored unchecked as one line."""
 MAX_CHARS = 8 << 20
-"""Maximum characters of cached texts, one limit for trials and one for all other texts; the records made of them take
-several times that size.
+"""Maximum characters of cached texts of trials, and also of all other cached texts. The records made from the texts
+take several times as much memory.
 """
 _STUDY = select(StudyRow.record).where(StudyRow.study_id == bindparam("study_id"))
 _ANSWER = select(RecommendationRow.record).where(RecommendationRow.study_id == bindparam("study_id"))
@@ -51,24 +51,24 @@ _DECISIONS = (
     select(DecisionRow.record).where(DecisionRow.study_id == bindparam("study_id")).order_by(DecisionRow.sequence)
 )
 MAX_PROFILE_BYTES = 32 << 20
-"""Maximum bytes of the cached parts of pages about profiles, plain and compressed: some tens of trials."""
+"""Maximum bytes of the cached profiles of pages, plain and compressed: enough for some tens of trials."""
 NO_PROFILE_BYTES = 1000
 KeptProfiles = Kept[tuple[TrialResult, Fragment | None]]
 """Cached profiles by trial and file, each with the trial result that it belongs to."""
 UNREADABLE = (ArtifactGoneError, OSError, EOFError, zlib.error, ValueError)
 MAX_LANE_BYTES = 64 << 20
-"""Maximum bytes of cached lanes, stored as columns: some millions of cells."""
+"""Maximum bytes of cached lanes, stored as columns: enough for some millions of cells."""
 CELL_BYTES = 56
 KeptLanes = Kept[LaneTables]
 """Cached lanes by trial and file."""
 _OF_OLD = b'{"ranks":[{'
 _MAX_KINDS = 1000
-"""Maximum kinds of files of a trial: there may be one trace for every rank."""
+"""Maximum kinds of files of a trial, which may have one trace for every rank."""
 
 
 class KeptRecords:
-    """Cache of the records that a process has read, by their text in the database: parsing is slow, and most of a page
-    was on its last version too. Callers must not change a record.
+    """Cache of the records that a process has read, by their text in the database. Parsing is slow, and most records of
+    a page were already on its previous version. Callers must not change a record.
     """
 
     def __init__(self, max_chars: int = MAX_CHARS) -> None:
@@ -163,7 +163,7 @@ class KeptTrials:
         return None if kept is None else self._analysis(kept)
 
     def trial_lanes(self, trial_id: str) -> tuple[Lane, ...]:
-        """Return the lanes of a trial; if there are none, the merged ones that older versions stored in its
+        """Return the lanes of a trial; if there are none, return the merged lanes that older versions stored in its
         analysis.
         """
         kept = self._kept(trial_id, "lanes")
@@ -200,7 +200,7 @@ class KeptTrials:
         return render_profile(result, None if kept is None else self._analysis(kept), lanes)
 
     def _analysis(self, kept: ArtifactInfo) -> TraceAnalysis | None:
-        """Read a stored analysis in chunks; for all ranks except the one shown, only the lanes of devices."""
+        """Read a stored analysis in chunks. For all ranks except the one shown, read only the lanes of devices."""
         try:
             with self._artifacts.open(kept.digest) as file, gzip.open(file) as unpacked:
                 return _shown(cast(BinaryIO, unpacked))

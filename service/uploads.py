@@ -24,11 +24,11 @@ _FILE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}\.py")
 _SHOWN = 10
 UPLOADS_AT_ONCE = 4
 LEFT_S = 24 * 3600.0
-"""Minimum age in seconds of a folder that counts as left by a killed process."""
+"""Age in seconds above which a folder counts as left by a killed process."""
 
 
 class UploadSpace:
-    """Space beside the stored files in which a limited number of uploads is unpacked for inspection at a time.
+    """Space beside the stored files, where only a limited number of uploads is unpacked for inspection at a time.
 
     An upload may unpack to a gigabyte: without a bound, a few dozen at once would fill the disk.
 

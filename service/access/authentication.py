@@ -87,7 +87,9 @@ class Access:
             raise
 
     def recall(self, request: HTTPConnection) -> Principal | None:
-        """Return the sender of a request if its token was found valid a moment ago; does not use the database."""
+        """Return the sender of a request from the cache of recently valid tokens, without a query; None if its token is
+        not cached.
+        """
         text = None if self.settings.insecure_no_auth else _bearer_text(request)
         bearer = None if text is None else parse_token(text)
         return None if bearer is None else self.tokens.recall(bearer)
@@ -104,7 +106,7 @@ class Access:
         return self.tokens.authenticate(bearer)
 
     def limit(self, principal: Principal) -> dict[str, str]:
-        """Count a request; return the headers that say how many remain.
+        """Count a request, and return the headers that state how many requests remain.
 
         All tokens and sessions of a user count together: any user may make more of them.
 
@@ -114,7 +116,7 @@ class Access:
         return self._requests.spend(principal.user_id)
 
     def count_refusal(self, request: HTTPConnection, refusal: AccessError) -> None:
-        """Count a refused attempt against its client's address. A request without any credentials does not count.
+        """Count a refused login against the client's address. Requests without any credentials are not counted.
 
         Raises:
             TooManyRequestsError: There were too many; these are not logged.
@@ -177,7 +179,7 @@ class Access:
 
     @functools.cached_property
     def oidc(self) -> OidcProvider:
-        """Return the identity provider; only where the settings name one.
+        """Return the identity provider that the settings name; call this only where they name one.
 
         Raises:
             MissingDependencyError: The extra `oidc` is not installed.
@@ -205,8 +207,8 @@ class Access:
         return principal
 
     def _record_new_user(self, request: HTTPConnection, principal: Principal) -> None:
-        """Record in the audit log that a login has created a user, as if an administrator had created it: the request
-        itself is logged as a login.
+        """Record the creation of a user by a login in the audit log, as for a user created by an administrator. The
+        login has an entry of its own.
         """
         self.audit.record(
             principal,

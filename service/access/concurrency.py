@@ -1,4 +1,4 @@
-"""Limit of simultaneous uses by one user, client or study, in the memory of one API process."""
+"""Limits of simultaneous uses by a user, client or study, counted in the memory of one API process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RETRY_AFTER_S = 5
 
 
 class Concurrency:
-    """Limit of simultaneous uses for each key.
+    """Limiter of the simultaneous uses of each key.
 
     Args:
         what: What is counted, with its owner: "event streams of one user".
@@ -27,7 +27,7 @@ class Concurrency:
         self._open: Counter[str] = Counter()
 
     def enter(self, key: str) -> None:
-        """Count one more use of a key, until `leave`.
+        """Count one more use of a key; `leave` ends the use.
 
         Raises:
             TooManyRequestsError: The limit is reached. Nothing was counted.
@@ -43,7 +43,7 @@ class Concurrency:
         )
 
     def leave(self, key: str) -> None:
-        """Count one use fewer. A key without uses takes no memory."""
+        """End one use of a key. A key without uses takes no memory."""
         with self._lock:
             self._open[key] -= 1
             if self._open[key] <= 0:

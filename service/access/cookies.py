@@ -1,4 +1,4 @@
-"""The cookies: their names, and attributes so that no other site or host can use them."""
+"""Names and attributes of the cookies. The attributes prevent other sites and hosts from using them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Refusals of access: what a request lacks, as the problem details of its answer state it.
+"""Errors of access control: each defines the status, code and title of the problem details that answer a refused
+request.
 
 AccessError(SteptuneError)
  ├─ NotAuthenticatedError401 nobody is known: no token or session, or one that is not valid (any more)

@@ -13,7 +13,8 @@ MAX_KNOWN = 10_000
 
 
 class KnownTokens:
-    """Cache of one process's known tokens. Changes by this process count at once, changes by others after `recheck_s`.
+    """Cache of one process's known tokens. Changes by this process take effect at once, changes by others after
+    `recheck_s`.
 
     Args:
         recheck_s: How long a token is not looked up again.
@@ -51,6 +52,6 @@ class KnownTokens:
             self._known[bearer.token_id] = (sha256(bearer.secret), principal, until_s)
 
     def forget(self) -> None:
-        """Empty the cache; to be called after tokens or users were changed."""
+        """Empty the cache; call this after every change of tokens or users."""
         self.generation += 1
         self._known.clear()

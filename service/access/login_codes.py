@@ -38,7 +38,7 @@ class LoginCodes:
         self._until_s = 0.0
 
     def issue(self, user_id: str) -> str:
-        """Issue a new code with which a user can log in once, in groups for typing; the previous one becomes void."""
+        """Issue a one-time login code for a user, in groups of characters for typing; any earlier code becomes void."""
         groups = ["".join(secrets.choice(_ALPHABET) for _ in range(_GROUP_LENGTH)) for _ in range(_GROUPS)]
         with self._lock:
             self._sha256, self._user_id = sha256("".join(groups)), user_id
@@ -46,7 +46,7 @@ class LoginCodes:
         return "-".join(groups)
 
     def redeem(self, text: str) -> str:
-        """Return the user for whom a code was issued; the code is void from now on.
+        """Return the id of the user for whom a code was issued, and make the code void.
 
         Raises:
             NotAuthenticatedError: It is not the code that was issued, was used, or has expired.

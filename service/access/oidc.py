@@ -150,7 +150,9 @@ class OidcProvider:
         return claims
 
     def _decoded(self, id_token: str) -> jwt.Token:
-        """Return the token after checking its signature; a key that the provider has just added is fetched once."""
+        """Decode a token and check its signature. If that fails, fetch the provider's keys again, unless they were
+        fetched less than `REFETCH_S` ago.
+        """
         self._described()
         assert self._keys is not None
         try:
@@ -211,8 +213,8 @@ class OidcProvider:
         )
 
     def _authentication_method(self) -> str:
-        """Return the method by which this service authenticates when it exchanges a code: one that the provider
-        supports, the header preferred to the body.
+        """Return the method with which this service authenticates when it exchanges a code. The header is preferred to
+        the body, if the provider supports both.
         """
         if self._client_secret is None:
             return "none"

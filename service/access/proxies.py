@@ -40,7 +40,9 @@ class Proxies:
         self._public = urlsplit(settings.public_url)
 
     def client_address(self, request: HTTPConnection) -> str:
-        """Return the client's address; behind proxies, the entry of `X-Forwarded-For` that the first of them wrote."""
+        """Return the client's address; behind trusted proxies, the entry of `X-Forwarded-For` that the outermost proxy
+        wrote.
+        """
         address = _peer(request)
         if self.is_trusted(request):
             hops = ",".join(request.headers.getlist("X-Forwarded-For")).split(",")
@@ -57,7 +59,9 @@ class Proxies:
         return request.url.scheme == "https"
 
     def user_name(self, request: HTTPConnection) -> str | None:
-        """Return the user who logged in at the trusted proxy; such a header from anybody else is ignored and logged."""
+        """Return the name of the user who logged in at the trusted proxy. The same header from any other sender is
+        ignored and logged.
+        """
         if not self._user_header:
             return None
         names = request.headers.getlist(self._user_header)
@@ -78,8 +82,8 @@ class Proxies:
         return names[0].strip() or None
 
     def is_same_origin(self, request: HTTPConnection) -> bool:
-        """Say whether a browser states that the request comes from one of our pages; programs state nothing, and
-        pass.
+        """Say whether a request may come from one of our pages: False if its browser states otherwise. Programs state
+        nothing, and pass.
         """
         site = request.headers.get("Sec-Fetch-Site")
         if site is not None and site not in ("same-origin", "none"):

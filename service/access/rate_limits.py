@@ -1,4 +1,4 @@
-"""Rate limit of one client: a token bucket for each, in the memory of one API process.
+"""Rate limits: one token bucket for each client, in the memory of one API process.
 
 Several API processes each allow as much; a limit over all of them belongs in the proxy before them.
 """
@@ -22,7 +22,7 @@ WINDOW_S = 60
 
 
 class RateLimit:
-    """Maximum requests per minute of each client, which is also the largest burst after a pause.
+    """Limit on each client's requests per minute, and on the burst after a pause, which is equally large.
 
     Args:
         name: Name of the limit in the headers.
@@ -38,7 +38,7 @@ class RateLimit:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # what is left, at what time
 
     def spend(self, client: str) -> dict[str, str]:
-        """Count a request; return the headers that say how many remain.
+        """Count a request, and return the headers that state how many requests remain.
 
         Raises:
             TooManyRequestsError: Nothing was left.

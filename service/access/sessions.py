@@ -1,4 +1,4 @@
-"""Browser sessions: each has a cookie, of which only the hash is stored, and ends by idleness, age or logout, or with
+"""Browser sessions: only the hash of a session's cookie is stored. A session ends by idleness, age or logout, or with
 its token.
 """
 
@@ -23,7 +23,7 @@ from steptune.service.settings.scopes import scopes_text
 from steptune.tuner.errors import StoreError
 
 EXTENDED_EVERY_S = 60.0
-"""Minimum seconds between two extensions of a session: the precision with which its idle time is known."""
+"""Minimum seconds between two extensions of a session, which is also the precision of its idle time."""
 
 log = logging.getLogger("steptune.access")
 
@@ -57,7 +57,7 @@ class SessionStore:
         self._clock = clock
 
     def open(self, principal: Principal) -> Login:
-        """Open a session with the scopes of `principal`; it never outlasts the token that it was opened with."""
+        """Open a session with the scopes of `principal`; it never outlasts the token that opened it."""
         now = self._clock()
         cookie = new_cookie()
         row = BrowserSessionRow(
@@ -84,7 +84,7 @@ class SessionStore:
         )
 
     def authenticate(self, cookie: str) -> Principal:
-        """Return the user whose browser sent a cookie; this also counts as activity.
+        """Return the user of a session's cookie, and extend the session.
 
         Raises:
             NotAuthenticatedError: The session is unknown or over, its token has ended, or its user is disabled.

@@ -23,7 +23,7 @@ from steptune.tuner.errors import ChoiceError, StoreError
 from steptune.tuner.records import Record
 
 LAST_USE_S = 60.0
-"""Minimum seconds between two updates of a token's last use, so that most reads do not write."""
+"""Minimum seconds between two updates of a token's last use, so that most read requests write nothing."""
 _MAX_DAYS = 36_500
 _REFUSED = "the token is not valid: check it for missing characters, or ask for a new one"
 
@@ -77,7 +77,9 @@ class TokenStore:
         self._known = known or KnownTokens(0)
 
     def recall(self, bearer: BearerToken) -> Principal | None:
-        """Return the sender of a token, if it was found valid a moment ago; does not use the database."""
+        """Return the sender of a token from the cache of recently valid tokens, without a query; None if the token is
+        not cached.
+        """
         return self._known.recall(bearer, self._clock())
 
     def issue(
@@ -134,7 +136,7 @@ class TokenStore:
         return principal
 
     def revoke(self, token_id: str, *, owner_id: str | None = None, by: Principal | None = None) -> Token:
-        """End a token and all that were made with it; ending it twice changes nothing.
+        """Revoke a token and all tokens that were made with it; a second call changes nothing.
 
         Args:
             token_id: Which one.
@@ -176,7 +178,7 @@ class TokenStore:
             return token_of(row)
 
     def page(self, *, limit: int, owner_id: str | None = None, before: str | None = None) -> list[Token]:
-        """Return tokens made before `before`, of one user or of all, the newest first."""
+        """Return tokens made before the token `before`, of one user or of all, the newest first."""
         query = select(ApiTokenRow).order_by(ApiTokenRow.token_id.desc()).limit(limit)
         if owner_id is not None:
             query = query.where(ApiTokenRow.user_id == owner_id)
@@ -244,7 +246,8 @@ def effective_scopes(token_scopes: str, user_scopes: str) -> frozenset[Scope]:
 
 
 def check_alive(found: Row[*tuple[Any, ...]], now: datetime) -> None:
-    """Refuse a token that has expired, was revoked or belongs to a disabled user; the secret has been checked already.
+    """Refuse a token that has expired, was revoked or belongs to a disabled user. Its secret must have been checked
+    already.
 
     Raises:
         NotAuthenticatedError: It has; the message says why, as whoever holds the secret may know it.
@@ -313,8 +316,8 @@ def _check_revoke(session: Session, row: ApiTokenRow, by: Principal) -> None:
 
 
 def _living_parent(session: Session, by: Principal, now: datetime) -> ApiTokenRow | None:
-    """Return the token with which a new one is made, directly or through a session; it is locked so that it cannot be
-    revoked meanwhile.
+    """Lock and return the token with which a new one is made, directly or through a session. The lock prevents its
+    revocation meanwhile.
     """
     if by.token_id is None:
         return None

@@ -140,7 +140,7 @@ class UserStore:
             return next((user_of(row) for row in rows if _administers(row)), None)
 
     def page(self, *, limit: int, before: str | None = None) -> list[User]:
-        """Return users made before `before`, the newest first."""
+        """Return users created before the user `before`, the newest first."""
         query = select(UserRow).order_by(UserRow.user_id.desc()).limit(limit)
         if before is not None:
             query = query.where(UserRow.user_id < before)

@@ -103,8 +103,8 @@ class AccessMiddleware:
 
 
 def _counted_as(scope: Scope, client: str) -> str:
-    """Return the key under which a request is counted: for one address, requests with a body count separately, so that
-    slow bodies do not block reads.
+    """Return the key under which a request is counted. Requests with a body are counted separately from others of the
+    same address, so that slow bodies do not block reads.
     """
     headers = Headers(scope=scope)
     sends_body = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"

@@ -66,7 +66,7 @@ def is_known(request: Request, tag: str) -> bool:
 
 
 def check_version(wanted: str | None, version: int) -> int | None:
-    """Refuse a change of a row that has changed since the client read it.
+    """Refuse to change a row that was changed after the client had read it.
 
     Args:
         wanted: The header `If-Match`.

@@ -41,7 +41,9 @@ class Services:
 
 
 def services(request: Request) -> Services:
-    """Return the services. Not a FastAPI dependency: resolving one takes longer than a query."""
+    """Return the services of a request's application. This is no FastAPI dependency: resolving one takes longer than a
+    query.
+    """
     found: Services = request.app.state.services
     return found
 

@@ -1,4 +1,4 @@
-"""Events as they happen: server-sent events that a client can resume where it stopped, or pages."""
+"""Events of studies, in pages or live: a client can resume a stream of server-sent events where it stopped."""
 
 from __future__ import annotations
 

@@ -36,12 +36,13 @@ class Idempotency:
         self._digest = hashlib.sha256(self._request).hexdigest()
 
     def of(self, content: bytes) -> Self:
-        """Digest a body that was not kept; `content` describes it."""
+        """Add a description of the body to the digest, for a body that is not in memory."""
         self._digest = hashlib.sha256(self._request + content).hexdigest()
         return self
 
     def run(self, engine: Engine, user_id: str, work: Callable[[str], Response]) -> Response:
-        """Return the response of `work`, or that of the first request with this key.
+        """Do `work` once for a key, and return its response; if an earlier request had this key, return the earlier
+        response.
 
         Args:
             work: Takes the id for what it makes; that may exist already, made by a process that died.

@@ -1,5 +1,5 @@
-"""Refusal of query parameters that an operation does not have, or that are repeated: a mistyped filter must not mean
-"everything", and one of two values must not be dropped silently.
+"""Refusal of unknown and repeated query parameters: a mistyped filter must not mean "everything", and one of two values
+must not be dropped silently.
 
 `steptune.service.api.security.Requires` depends on it, after authentication; operations for anybody name
 it themselves.

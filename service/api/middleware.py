@@ -103,8 +103,8 @@ class RequestMiddleware:
 
 
 def _template(scope: Scope) -> str:
-    """Return the path of the operation with its parameters unfilled, so that there are only as many paths as
-    operations.
+    """Return the template of the operation's path, without values of its parameters: there are only as many templates
+    as operations.
     """
     path: str = getattr(scope.get("route"), "path", UNMATCHED)
     below = scope["path"].startswith(f"{PREFIX}/") and not path.startswith(PREFIX) and path != UNMATCHED
@@ -117,8 +117,8 @@ _INTERNAL = RefusalError(
 
 
 class BodyLimitMiddleware:
-    """Middleware that refuses bodies that are too large, at once by their `Content-Length`, else while they arrive, and
-    bodies that do not arrive in time.
+    """Middleware that refuses bodies that are too large or do not arrive in time. A `Content-Length` above the limit is
+    refused at once.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, max_upload_bytes: int) -> None:
@@ -162,8 +162,8 @@ class BodyLimitMiddleware:
 
 
 def _is_upload(scope: Scope, headers: Headers) -> bool:
-    """Say whether the body is written to disk as it arrives, once its sender is known; all others are read into
-    memory.
+    """Say whether a body is an upload, which is written to disk as it arrives once its sender is known. Other bodies
+    are read into memory.
     """
     path = scope["path"].removeprefix(scope.get("root_path", ""))
     is_form = headers.get("content-type", "").lower().startswith("multipart/form-data")

@@ -13,7 +13,7 @@ from steptune.service.queries.workloads import find_workload
 
 
 def check_study(engine: Engine, study_id: str, principal: Principal) -> str | None:
-    """Return the owner of a study that the caller may see.
+    """Refuse a study that the caller may not see; return the owner of any other.
 
     Returns:
         The owner; None where there is none.

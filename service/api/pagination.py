@@ -1,4 +1,6 @@
-"""Lists by cursor: a page ends with a cursor to the start of the next one, unaffected by items added meanwhile."""
+"""Lists in pages: each page ends with a cursor to the next page, and items that are added in between do not move the
+cursor.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ class PageRequest:
 
     @property
     def after_number(self) -> int | None:
-        """Return the cursor in a list that is ordered by a number.
+        """Return the cursor as a number, for a list that is ordered by one.
 
         Raises:
             RefusalError: The cursor is of another list.
@@ -47,7 +49,7 @@ class PageRequest:
 
     @property
     def after_pair(self) -> tuple[int, int] | None:
-        """Return the cursor in a list that is ordered by two numbers.
+        """Return the cursor as two numbers, for a list that is ordered by them.
 
         Raises:
             RefusalError: The cursor is of another list.

@@ -63,9 +63,7 @@ async def csrf_token_of(request: Request) -> str | None:
 
 
 class _Authorised(SecurityBase):
-    """Dependency for all of access: a single one, because FastAPI takes longer to resolve dependencies than they take
-    to run.
-    """
+    """Single dependency for all access control, because FastAPI takes longer to resolve a dependency than to run it."""
 
     model = _TOKEN
     scheme_name = "token"
@@ -93,7 +91,7 @@ class _Authorised(SecurityBase):
 
 @contextmanager
 def noted_refusals(request: Request) -> Iterator[None]:
-    """Record a refusal in the audit log."""
+    """Mark a request that is refused within the context, so that the audit log records the refusal."""
     try:
         yield
     except AccessError as error:

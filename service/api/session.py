@@ -1,4 +1,4 @@
-"""Browser sessions as a resource; the pages to log in are in `login.py`."""
+"""Browser sessions as a resource; the login pages are in `login.py`."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def close_session(request: Request, access: RequestAccess, principal: Anybody) -
 
 
 def start_session(request: Request, response: Response, access: Access, login: Login) -> None:
-    """Set the cookie of a browser's new session; its earlier session ends."""
+    """Set the cookie of a browser's new session, and end the browser's earlier session."""
     end_session(request, response, access)
     request.state.principal = login.principal
     request.state.is_change = True

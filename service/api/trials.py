@@ -206,7 +206,7 @@ def get_guard(request: Request, principal: Reader, trial_id: TrialId) -> Respons
 
 
 def _accepted(request: Request) -> TrialFormat:
-    """Return the form that the client prefers.
+    """Return the output format that the client prefers.
 
     Raises:
         RefusalError: The client accepts none of the forms.

@@ -14,8 +14,8 @@ from steptune.service.models import ArtifactRow, WorkloadSourceRow
 from steptune.tuner.records import Record
 
 ABANDONED_S = 24 * 3600.0
-"""Minimum seconds without a write after which an unfinished file counts as abandoned by a dead process; a living one
-gets an error and loses nothing.
+"""Minimum seconds without a write after which an unfinished file counts as abandoned by a dead process. If the process
+is alive, it gets an error and loses nothing.
 """
 _BATCH = 200
 

@@ -58,7 +58,7 @@ class Files(Protocol):
         """Move a local file here without copying it, and return its new path; None where that is impossible."""
 
     def give_back(self, name: str, path: Path) -> None:
-        """Undo `take`."""
+        """Move a file back to the local path from which `take` moved it."""
 
     def open(self, name: str) -> BinaryIO:
         """Open a file for reading; the caller closes it."""

@@ -31,7 +31,7 @@ class CollectionBusyError(StoreError):
 
 class CollectionLock(Protocol):
     def shared(self) -> AbstractContextManager[None]:
-        """Hold the lock while a file is stored and its row is written; a running collection is waited for."""
+        """Hold the lock while a file is stored and its row is written; wait first for a running collection to end."""
 
     def exclusive(self) -> AbstractContextManager[None]:
         """Hold the lock while files are collected.

@@ -1,4 +1,4 @@
-"""The quota of bytes, checked where bytes are added. Quotas of studies are checked by the queue."""
+"""Check of a user's quota of bytes where bytes are added. The queue checks the quotas of studies."""
 
 from __future__ import annotations
 

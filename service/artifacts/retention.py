@@ -31,7 +31,7 @@ from steptune.tuner.records import BASELINE, StudyState
 TRACE = "trace"
 """Kind of rank 0's trace; the traces of further ranks have the kinds `trace.1`, `trace.2` and so on."""
 KEPT_VERDICTS = ("measured", "accepted", "confirmed", "not_confirmed")
-"""Verdicts of decisions whose traces are kept: on the baseline, on incumbents, and on finalists."""
+"""Verdicts on the baseline, incumbents and finalists. Traces of the configurations with such a verdict are kept."""
 ENDED_STATES = tuple(state.value for state in (StudyState.COMPLETED, StudyState.CANCELLED, StudyState.FAILED))
 _BATCH = 500
 """Maximum rows that one transaction removes: other writers wait for it on SQLite."""
@@ -42,7 +42,9 @@ def trace_kind(rank: int) -> str:
 
 
 def release_traces(engine: Engine) -> int:
-    """Forget the traces of ended studies, except those of the baseline, incumbents and finalists; return how many."""
+    """Forget the traces of ended studies, except those of the baseline, incumbents and finalists; return the number
+    forgotten.
+    """
     kept = or_(
         TrialRow.candidate_key == BASELINE.key,
         TrialRow.candidate_key == RecommendationRow.candidate_key,
@@ -62,12 +64,14 @@ def release_traces(engine: Engine) -> int:
 
 
 def apply_quotas(engine: Engine, settings: Settings) -> int:
-    """Forget the oldest traces of studies and users above their quotas, and above the total; return how many."""
+    """Forget the oldest traces where a study, a user or the total exceeds its quota; return the number of traces
+    forgotten.
+    """
     return sum(_shed(engine, scope) for scope in _scopes(engine, settings))
 
 
 def user_artifact_bytes(session: Session, user_id: str) -> int:
-    """Return the bytes of a user's studies and uploads; content that several share counts once."""
+    """Return the bytes of a user's studies and uploads; content that several of them share counts once."""
     return _usage(session, _scope_of_user(user_id))
 
 
@@ -128,7 +132,9 @@ def _traces_of_ended_studies() -> Select[int, str, int]:
 
 
 def _shed(engine: Engine, scope: _Scope) -> int:
-    """Forget traces within a scope until it meets its quota or has no removable ones left; return how many."""
+    """Forget traces within a scope until it meets its quota or has no removable traces left; return the number
+    forgotten.
+    """
     total = 0
     while (excess_bytes := _excess(engine, scope)) > 0 and (removed := _shed_some(engine, scope, excess_bytes)):
         total += removed
@@ -136,7 +142,7 @@ def _shed(engine: Engine, scope: _Scope) -> int:
 
 
 def _excess(engine: Engine, scope: _Scope) -> int:
-    """Return the bytes above the quota, in a transaction of its own, which sees what was removed before."""
+    """Return the bytes above a scope's quota, read in a new transaction, which sees all earlier removals."""
     with reading(engine) as session:
         return _usage(session, scope) - scope.limit_bytes
 
@@ -161,9 +167,7 @@ def _shed_some(engine: Engine, scope: _Scope, excess_bytes: int) -> int:
 
 
 def _num_references(session: Session, scope: _Scope, digests: set[str]) -> Counter[str]:
-    """Count the rows within a scope that refer to each digest; content to which none refers takes no space in the
-    scope.
-    """
+    """Count the rows within a scope that refer to each digest; content without a row takes no space in the scope."""
     artifacts = select(ArtifactRow.digest, func.count()).join(StudyRow, StudyRow.study_id == ArtifactRow.study_id)
     artifacts = artifacts.where(ArtifactRow.digest.in_(digests), scope.studies).group_by(ArtifactRow.digest)
     uploads = select(WorkloadSourceRow.digest, func.count()).where(WorkloadSourceRow.digest.in_(digests), scope.sources)

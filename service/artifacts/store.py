@@ -22,7 +22,7 @@ _DIGEST = re.compile("[0-9a-f]{64}")
 
 
 class Kept(Record):
-    """A file that was put into the store."""
+    """File that was put into the store."""
 
     digest: str
     size_bytes: int
@@ -191,12 +191,14 @@ class ArtifactStore:
         return found.modified_s
 
     def is_older(self, digest: str, than_s: float) -> bool:
-        """Say whether a file exists and was put before a time."""
+        """Say whether a file exists and was stored before a time."""
         found = self._files.find(_name(digest))
         return found is not None and found.modified_s < than_s
 
     def delete_abandoned(self, before_s: float) -> int:
-        """Remove incomplete files of processes that died before a time; return how many."""
+        """Remove incomplete files that were last written before a time, as their processes have died; return the number
+        removed.
+        """
         abandoned = [f for f in self._files.list() if f.name.startswith(f"{INCOMING}/") and f.modified_s < before_s]
         for file in abandoned:
             self._files.delete(file.name)
@@ -214,7 +216,7 @@ def _name(digest: str) -> str:
 
 
 class _Measured:
-    """Stream that hashes and counts what passes, so that the stored content matches its digest."""
+    """Stream that hashes and counts the bytes that pass through it, so that the stored content matches its digest."""
 
     def __init__(self, limit: int | None) -> None:
         self._limit = limit

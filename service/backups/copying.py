@@ -31,7 +31,7 @@ _LOAD = {"sqlite": sqlite.load, "postgresql": postgresql.load}
 
 
 class BackupReport(Record):
-    """Counts of what a backup contains."""
+    """Size of a backup, and numbers of its files."""
 
     size_bytes: int
     num_artifacts: int
@@ -40,7 +40,7 @@ class BackupReport(Record):
 
 
 class RestoreReport(Record):
-    """Counts of what was restored."""
+    """Schema of a restored database, and number of restored files."""
 
     revision: str
     is_current: bool

@@ -77,7 +77,7 @@ def _set_aside(engine: Engine) -> str:
 
 
 def _replace(engine: Engine, schema: str, *, drop: bool) -> None:
-    """Drop the tables that were set aside, or move them back."""
+    """Drop the tables that were moved aside, or move them back."""
     with writing(engine) as session:
         connection = session.connection()
         if REPLACED in inspect(connection).get_schema_names():

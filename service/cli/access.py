@@ -1,5 +1,5 @@
-"""Shared parts of the commands `token` and `user`: they work on the database directly, as whoever can read it may do
-anything.
+"""Shared parts of the commands `token` and `user`. The commands use the database directly, because whoever can read it
+may do anything.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Scopes = Annotated[
 
 @contextmanager
 def opened_access(database: str | None) -> Iterator[Access]:
-    """Open access to the database of these settings; closed at the end."""
+    """Open access control on the database that the settings name, and close it at the end."""
     settings = settings_with(database)
     engine = open_engine(settings.database_url)
     try:
@@ -35,7 +35,7 @@ def opened_access(database: str | None) -> Iterator[Access]:
 
 
 def record(access: Access, action: str, target: str, **detail: object) -> None:
-    """Record in the audit log what was done at the command line, and the name of the system's user who did it."""
+    """Record in the audit log an action at the command line, with the name of the operating system's user."""
     access.audit.record(
         None, action=action, target=target, outcome="done", detail={"system_user": _system_user(), **detail}
     )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 PAGE_ROWS = 500
 """Maximum rows of a page's tables, which can be searched."""
 NUM_COMPARED = 10_000
-"""Maximum kernels on either side of a comparison: large enough for all, as a kernel that only ranked lower would seem
+"""Maximum kernels on either side of a comparison: enough for all, because a kernel left out for its low rank would seem
 new.
 """
 
@@ -114,7 +114,7 @@ def _analysed(
     for_page: bool,
     with_lanes: bool,
 ) -> tuple[TraceAnalysis, TraceAnalysis | None, Comparison | None]:
-    """Return the analysis of a run and, if there is another run, that run's analysis and the comparison.
+    """Return the analysis of a run and, if another run is given, the other run's analysis and the comparison.
 
     Args:
         for_page: Whether a page shows it, whose tables are long and whose timeline has every event.

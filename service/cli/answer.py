@@ -140,7 +140,9 @@ def _facts(source: TrialSource, study_id: str) -> list[Text]:
 
 
 def _changes(console: Console, study: Study, recommendation: Recommendation | None, room: int) -> list[Text]:
-    """List the recommended changes, one per line, as many as fit; for a script, in the form that they take there."""
+    """List the recommended changes, one per line, as many as fit; for a script, list the lines to edit and their new
+    code.
+    """
     if recommendation is None or not recommendation.parts:
         return []
     if is_command(study.workload):
@@ -175,13 +177,13 @@ def _in_script(recommendation: Recommendation, change: Change) -> Text:
 
 
 def _contribution(recommendation: Recommendation, part: Part) -> str:
-    """Return the contribution of a part, if there are other parts and it was measured."""
+    """Return the measured contribution of a part, if the recommendation has other parts."""
     known = contribution_of(recommendation, part)
     return "" if known is None or len(recommendation.parts) == 1 else units.ratio(known.ratio)
 
 
 def _unclear(recommendation: Recommendation, part: Part) -> str:
-    """Return the words for a contribution that was measured, but may be zero."""
+    """Return a remark for a contribution that was measured, but may be zero; else an empty text."""
     interval = unclear_contribution(recommendation, part)
     return "" if interval is None else f"  (none proven: {units.ratio_interval(interval)})"
 
@@ -233,7 +235,7 @@ def _next(study: Study, recommendation: Recommendation | None) -> list[Text]:
 
 
 def _of_database(line: Text, option: str) -> Text:
-    """Add an option after the study's id, if the line is a command on the database."""
+    """Add an option after the study's id, if the line is a command that uses the database."""
     found = READS_STORE.match(line.plain)
     return line if found is None else Text.assemble(line[: found.end()], option, line[found.end() :])
 

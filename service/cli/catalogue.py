@@ -63,7 +63,7 @@ def strategies(
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the strategies, their choices, and those that cannot be tried here, with the reasons."""
+    """List the strategies and their choices, and state which choices cannot be tried here and why."""
     from steptune.service.probing import look_here
 
     check_platform()
@@ -83,7 +83,7 @@ def strategies(
 
 
 def _strategies(workloads: Sequence[WorkloadFacts]) -> tuple[Strategy, ...]:
-    """Return all strategies, with the knobs of a workload that was named."""
+    """Return all strategies, including the knobs of the workload if one was named."""
     return with_knobs(STRATEGIES, workloads[0]) if len(workloads) == 1 else STRATEGIES
 
 

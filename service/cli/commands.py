@@ -12,7 +12,7 @@ from steptune.service.secret_names import secret_in
 from steptune.tuner.errors import ChoiceError
 
 NOT_PROFILED = 3
-"""Exit status if a command succeeded, but its steps could not be recorded."""
+"""Exit status where the command succeeded, but no steps of it could be recorded."""
 COMMAND = "steptune.command"
 """Key in a context under which the arguments after `--` are stored."""
 
@@ -33,7 +33,8 @@ class CommandOrWorkload(TyperCommand):
 
 
 def refuse_secrets(command: Sequence[str]) -> None:
-    """Refuse a command with an argument whose name suggests a secret: its study, report and exports show the command.
+    """Refuse a command if the name of an argument suggests a secret: the study, its report and its exports show the
+    command.
 
     Raises:
         ChoiceError: Names the argument, without its value.

@@ -42,7 +42,8 @@ def short_name(workload: str) -> str:
 
 
 def studies_table(last: str, rows: Iterable[tuple[str, str, Text]]) -> Table:
-    """Return a table of studies: id and time of creation always whole, other columns cut to the terminal's width.
+    """Return a table of studies. Ids and times of creation are always shown whole; other columns are cut to the
+    terminal's width.
 
     Args:
         last: Heading of the column of texts.
@@ -62,7 +63,7 @@ def print_json(value: Any) -> None:
 
 
 def settings_with(database: str | None, isolation: str | None = None) -> Settings:
-    """Return the settings, overridden by what was given on the command line."""
+    """Return the settings; options given on the command line take precedence."""
     from steptune.service.settings import load_settings
 
     given = {"database_url": database, "isolation": isolation}
@@ -78,7 +79,7 @@ def database_option(database: str | None) -> str:
 
 @contextmanager
 def opened_store(settings: Settings) -> Iterator[SqlStudyStore]:
-    """Open the store of these settings; closed at the end."""
+    """Open the store that the settings name, and close it at the end."""
     from steptune.service.database import open_store
 
     store = open_store(settings.database_url)

@@ -24,8 +24,8 @@ from steptune.tuner.wording import no_such
 from steptune.tuner.workloads.reference import COMMAND
 
 DIFF, DIFF_FILE = "diff", "steptune.diff"
-"""Format that changes a script's own lines. It is made here and not by a service, which must not access users'
-files.
+"""Format that changes a script's own lines, and the name of its file. It is made here, because a service must not
+access users' files.
 """
 
 
@@ -53,7 +53,8 @@ class Exported:
 def export_local(
     store: TrialPageSource, study: Study, format_: str | None, folder: Path, *, trial: str | None, as_json: bool
 ) -> None:
-    """Write one format, or all that can express the recommendation and the report; `-` is standard output.
+    """Export one format, or, without a format, the report and all formats that can express the recommendation; `-` is
+    standard output.
 
     Args:
         trial: Trial whose configuration is exported; None exports the recommended one.
@@ -84,7 +85,7 @@ def export_local(
 def export_remote(
     client: Client, study_id: str, format_: str | None, folder: Path, *, trial: str | None, as_json: bool
 ) -> None:
-    """Write one format, or all that can express the recommendation; `-` is standard output.
+    """Export one format, or, without a format, all formats that can express the recommendation; `-` is standard output.
 
     Args:
         trial: Trial whose configuration is exported; None exports the recommended one.
@@ -126,7 +127,7 @@ def _recommendation(store: TrialPageSource, study: Study, trial: str | None) -> 
 
 
 def _files(recommendation: Recommendation, name: str | None) -> list[Exported]:
-    """Return one format, or all that can express the recommendation."""
+    """Return the export in one format, or, without a name, in all formats that can express the recommendation."""
     if name == DIFF:
         return [_diff(recommendation)]
     files = _formats(recommendation, name)
@@ -207,7 +208,9 @@ def _of_service(client: Client, study_id: str, known: ExportFormat, trial: str |
 
 
 def _placed(files: list[Exported], target: Path) -> tuple[list[Exported], Path]:
-    """Return the files and the folder for them; for a single file, the user may give a path with its suffix."""
+    """Return the files and their folder. For a single file, the target may be a path with the file's suffix instead of
+    a folder.
+    """
     if len(files) != 1 or target.is_dir() or target.suffix != PurePath(files[0].file_name).suffix:
         return files, target
     return [replace(files[0], file_name=target.name)], target.parent

@@ -32,7 +32,9 @@ def register(app: typer.Typer) -> None:
 
 
 def resolve(store: SqlStudyStore, study_id: str) -> Study:
-    """Return the study with an id, or with the only id that begins or ends so; `last` is the newest study."""
+    """Return the study with an id, or the only study with an id that begins or ends with this text; `last` is the
+    newest study.
+    """
     if study_id != "last":
         return store.get_study(study_id)
     newest = store.list_studies(limit=1)

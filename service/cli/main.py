@@ -39,7 +39,8 @@ GROUPS = {"database": "db", "token": "token", "user": "user"}
 
 
 def application(wanted: str | None = None) -> typer.Typer:
-    """Return the application with every command, or with only those of the module that has the wanted one.
+    """Return the application with every command, or only with the commands of the module that defines the wanted
+    command.
 
     To run one command, only its module is loaded: all of them take longer to load than a small trace to analyse.
 

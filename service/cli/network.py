@@ -45,7 +45,7 @@ def doctor_network(root: Path | None, logs: Sequence[Path], as_json: bool) -> No
 
 
 def _printable(text: str) -> str:
-    """Remove control characters, which move a cursor or colour text, from the text of a file or log."""
+    """Remove control characters from the text of a file or log: they would move the cursor or colour the terminal."""
     return "".join(character if character.isprintable() else " " for character in text)
 
 

@@ -42,7 +42,7 @@ RemoteStudy = Annotated[str, typer.Argument(help="Id of a study; `last` is your 
 
 @contextmanager
 def connected(url: str | None, token: str | None, token_file: Path | None) -> Iterator[Client]:
-    """Open a client; closed at the end.
+    """Open a client, and close it at the end.
 
     Raises:
         ChoiceError: No address, or two tokens.

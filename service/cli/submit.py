@@ -224,7 +224,9 @@ def _check_alone(path: Path) -> None:
 
 
 def _local(workload: str) -> tuple[Path | None, str]:
-    """Return the path of a local workload, if it is one, and its entry within the upload."""
+    """Return the path of a workload on this machine, and its entry within the upload; the path is None if workers
+    already have the workload.
+    """
     if workload.startswith("zoo:"):
         return None, ""
     target, question, query = workload.partition("?")

@@ -21,7 +21,7 @@ MOST_CHARACTERS = 500
 def manifest_of(
     command: Sequence[str], folder: Path, env: Sequence[str], data: Sequence[str], *, other_versions: bool
 ) -> ScriptManifest:
-    """Build the manifest of a script, which says how to run it, from the command line.
+    """Build the manifest, which says how to run the script, from the command line.
 
     Raises:
         ChoiceError: The command, a variable or a path of data means something on this machine only.
@@ -66,7 +66,7 @@ def send_script(client: Client, folder: Path, manifest: ScriptManifest) -> str:
 
 
 def _place_of(path: str, folder: Path) -> tuple[str, str]:
-    """Return a path as the script names it, and the path that the file must have on a worker."""
+    """Return a path of data as the script names it, and the path that the data must have on a worker."""
     if path.startswith("/"):
         return path, path
     name = os.path.normpath(path)

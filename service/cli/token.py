@@ -41,7 +41,7 @@ def create(
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a token and print it, this once: only its hash is stored."""
+    """Create a token and print it. It cannot be shown again: only its hash is stored."""
     if never_expires and days is not None:
         raise ChoiceError(f"--days {days:g} and --never-expires contradict each other: give one of them")
     with opened_access(database) as access:

@@ -133,7 +133,7 @@ def _breakdown(analysis: TraceAnalysis) -> RenderableType:
 
 
 def _beside(analysis: TraceAnalysis) -> Iterable[RenderableType]:
-    """Yield the times that are not part of the sum: phases, and work that compute hides."""
+    """Yield the times that are not part of the step's sum: phases, and work that compute hides."""
     phases = [
         f"{row['phase']} {units.short_time(row['time_ns'])} ({units.percent(row['share'])})"
         for row in phase_rows(analysis)
@@ -166,7 +166,7 @@ def _what_ifs(rank: RankAnalysis) -> RenderableType:
 
 
 def _details(analysis: TraceAnalysis, rank: RankAnalysis, top: int) -> Iterable[RenderableType]:
-    """Yield the details of one rank: where there are several, the straggler."""
+    """Yield the details of one rank: the straggler, if there are several ranks."""
     several = len(analysis.ranks) > 1
     if several:
         yield _ranks(analysis)
@@ -205,7 +205,7 @@ def _work(rank: RankAnalysis, num_steps: int, top: int, of: str, over: str, prof
 
 
 def _few(rows: list[Row], grouped: Callable[[pd.DataFrame], pd.DataFrame]) -> list[Row]:
-    """Return the rows; where there are many, one per group of ranks, for which pandas is loaded only then."""
+    """Return the rows, or, where there are many, one row per group of ranks. Only the grouping loads pandas."""
     if len(rows) <= MOST_ROWS:
         return rows
     import pandas as pd
@@ -222,7 +222,7 @@ def _numbers(*names: str, title: str) -> Table:
 
 
 def _one_line(text: str) -> Text:
-    """Return text that is shortened where it does not fit, so that figures stay whole."""
+    """Return a text that is shortened where it does not fit, so that the figures beside it stay whole."""
     return Text(text, no_wrap=True, overflow="ellipsis")
 
 

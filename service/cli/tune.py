@@ -295,7 +295,7 @@ def _way(
     *,
     as_json: bool,
 ) -> _Way:
-    """Return the means of running a study; before anything is stored, refuse what cannot be run here."""
+    """Return the means of running a study, and refuse, before anything is stored, a study that cannot run here."""
     from steptune.service.running import chosen_level
     from steptune.service.studies import check_writable
 
@@ -314,8 +314,8 @@ def _way(
 
 
 def _launched(database: str | None, isolation: str | None) -> Launch | None:
-    """Return the launch of this process. A process that does not drive the study does its part here, and the command
-    ends.
+    """Return the launch of the process that drives the study; None without a launcher. Any other process does its part
+    of the study here, and its command ends.
 
     Raises:
         typer.Exit: The process has done its part.
@@ -343,7 +343,7 @@ OF_WORKLOADS = (
     *("ranks", "num_hosts", "runner", "address", "insecure_ray", "device", "memory_limit", "python", "isolation"),
     "remeasure_links",
 )
-"""Options of workloads that do not apply to a command, which decides them itself."""
+"""Options that apply to workloads only: a training command decides them itself."""
 
 
 def _check_command(context: typer.Context, command: Sequence[str], workload: str | None) -> None:
@@ -527,7 +527,7 @@ def _hosts(launch: Launch | None, study: Study, way: _Way) -> Iterator[tuple[Hos
 
 
 def _is_left_to_resume(study: Study, store: SqlStudyStore) -> bool:
-    """Say whether an interrupted study was recorded; if so, mark it as interrupted, in case its driver could not."""
+    """Say whether an interrupted study was recorded, and mark it as interrupted in case its driver could not."""
     try:
         state = store.get_study(study.study_id).state
     except StudyNotFoundError:
@@ -538,7 +538,7 @@ def _is_left_to_resume(study: Study, store: SqlStudyStore) -> bool:
 
 
 def _begin(study: Study, store: SqlStudyStore, runner: LocalRunner, status: Status) -> None:
-    """Record a study, after its workload was loaded here."""
+    """Check that the workload loads on this machine, then record the study."""
     with status:
         runner.check()
     store.create_study(study)

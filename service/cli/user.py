@@ -103,7 +103,7 @@ def quota(
 
 
 def _changes(priority: int | None, *limits: str | None) -> dict[str, Any]:
-    """Return the changes that were given, by column name.
+    """Return the changes that the options state, by column name.
 
     Raises:
         ChoiceError: A limit that is neither a number nor `default`.

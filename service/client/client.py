@@ -173,7 +173,7 @@ class Client:
         return self._transport.patch(f"/studies/{study_id}", StudyDetail, changes)
 
     def cancel(self, study_id: str) -> StudyDetail:
-        """End a study for good; one that runs recommends the best so far."""
+        """Cancel a study permanently; a running study recommends its best configuration so far."""
         return self._transport.post(f"/studies/{study_id}/cancel", StudyDetail)
 
     def pause(self, study_id: str) -> StudyDetail:
@@ -202,7 +202,8 @@ class Client:
         return self.study(study_id)
 
     def events(self, study_id: str, after: int = 0) -> Iterator[Event]:
-        """Yield the events of a study as they happen, from its beginning (or after an event's number) to its end.
+        """Yield the events of a study as they happen, from the study's beginning, or after the event with a number, to
+        its end.
 
         A connection that breaks is made again, and nothing is missed or repeated.
         """
@@ -230,8 +231,8 @@ class Client:
         return decode(text, Recommendation)
 
     def export_formats(self, study_id: str, trial: str | None = None) -> tuple[ExportFormat, ...]:
-        """Return the export formats for the recommendation, or for a trial's configuration, with what each cannot
-        express.
+        """Return the export formats for the recommendation, or for a trial's configuration. Each states the settings
+        that it cannot express.
         """
         return self._transport.get(f"/studies/{study_id}/exports", ExportList, trial=trial).items
 
@@ -271,11 +272,11 @@ class Client:
         return self._all(f"/trials/{trial_id}/collectives", Page[CollectiveStats])
 
     def guard(self, trial_id: str) -> TrialGuard:
-        """Return the guard's verdict: whether a trial was the same training."""
+        """Return the guard's verdict on whether a trial was the same training."""
         return self._transport.get(f"/trials/{trial_id}/guard", TrialGuard)
 
     def log(self, trial_id: str, tail_bytes: int = 1 << 16) -> str:
-        """Return the end of what the processes of a trial printed."""
+        """Return the end of a trial's log, with the output of its processes."""
         return self._transport.get_text(f"/trials/{trial_id}/logs", tail_bytes=tail_bytes)
 
     # --- files, workers --------------------------------------------------------------------------
@@ -330,7 +331,7 @@ class Client:
             return self._transport.post_form("/workloads", WorkloadInfo, form)
 
     def _download(self, path: str, target: Path) -> Path:
-        """Write a file, complete or not at all."""
+        """Download to a file, complete or not at all."""
         partial = target.with_name(f".{target.name}.part")
         try:
             with self._transport.streaming(path, headers={"Accept": "*/*"}) as response:

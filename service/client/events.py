@@ -20,8 +20,8 @@ MAX_FAILURES = 10
 
 
 def follow(transport: Transport, path: str, after: int) -> Iterator[Event | None]:
-    """Yield events with numbers above `after`, without gaps, until the study ends; None now and then, so that the
-    caller can check the time.
+    """Yield events with numbers above `after`, without gaps, until the study ends. Also yield None now and then, so
+    that the caller can check the time.
 
     Raises:
         ServiceError: It is refused.

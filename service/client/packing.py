@@ -26,7 +26,7 @@ _LEFT_OUT_SUFFIXES = (".pyc", ".pyo", ".egg-info")
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """Files that went into an archive, and those that did not.
+    """Files that an archive contains, and files that were left out.
 
     Attributes:
         files: Paths within the folder.
@@ -68,7 +68,9 @@ def check_source(path: Path) -> None:
 
 
 def python_sources(folder: Path) -> list[Path]:
-    """Return the Python files of a script that would be sent, without those of an environment or a cache beside it."""
+    """Return the Python files of a script's folder that would be sent, without files of environments and caches in the
+    folder.
+    """
     return [path for path in _files(folder, folder, [], is_source) if path.suffix == ".py"]
 
 
@@ -80,7 +82,7 @@ def pack(
     wanted: Callable[[Path], bool] = lambda path: True,
     beside: Mapping[str, bytes] | None = None,
 ) -> Packed:
-    """Write a folder's files into a tar.gz that does not depend on times, owners or the order in the file system.
+    """Write a folder's files into a tar.gz; its bytes do not depend on times, owners or the order in the file system.
 
     Args:
         wanted: Filter of its files and folders.

@@ -19,7 +19,7 @@ from steptune.tuner.records import new_id
 API = "/api/v1"
 RETRIED_STATUSES = (429, 502, 503, 504)
 IN_PROGRESS = "request-in-progress"
-"""Code of the refusal that says that the first request with this key is still running; its answer was lost."""
+"""Code of a refusal: the first request with this key is still running, but its answer was lost."""
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 Answer = TypeVar("Answer")
@@ -93,14 +93,16 @@ class Transport:
         return self._decoded(self._send("PATCH", path, {}, headers=headers, content=lambda: {"json": body}), kind)
 
     def delete(self, path: str) -> None:
-        """Delete a resource; if a lost answer made us ask again, its absence counts as success."""
+        """Delete a resource. If the request is repeated because an answer was lost, the absence of the resource counts
+        as success.
+        """
         self._send("DELETE", path, {}, gone_is_fine=True)
 
     @contextmanager
     def streaming(
         self, path: str, *, headers: Mapping[str, str], read_s: float | None = None
     ) -> Iterator[httpx.Response]:
-        """Open an answer that is read in chunks, without retries."""
+        """Open a response to be read in chunks; its request is not retried."""
         timeout = self._http.timeout if read_s is None else httpx.Timeout(self._http.timeout.connect, read=read_s)
         try:
             with self._http.stream("GET", path, headers=headers, timeout=timeout) as response:

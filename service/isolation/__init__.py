@@ -44,7 +44,7 @@ def level_named(name: str) -> Level:
 
 
 def choose(name: str, python: str = sys.executable, *, separating: bool = False) -> Level:
-    """Return the named level, or for "strongest" the first whose probe succeeds; "none" only if it is named.
+    """Return the named level; for "strongest", return the first level with a successful probe. "none" must be named.
 
     Args:
         separating: Trials must reach neither this process and its files nor other studies, as they belong to several

@@ -19,7 +19,7 @@ from steptune.tuner.trials.scratch import scratch_directory
 
 PROBE_TIMEOUT_S = 60
 NO_DEVICE = 100
-"""CUDA's error code for "no device", CUDA_ERROR_NO_DEVICE, which is also the exit status of a probe that got it."""
+"""Exit status of a probe that found no device: the value of CUDA_ERROR_NO_DEVICE, CUDA's own error code."""
 _BEGIN_CUDA = f"""
 import ctypes, os
 if os.path.exists("/dev/nvidiactl"):
@@ -98,14 +98,14 @@ class Level(abc.ABC):
 
     @abc.abstractmethod
     def separates(self) -> bool:
-        """Say whether trials are kept away from the files and processes of this process and of other studies: they have
-        their own user, or their own file system and process numbers.
+        """Say whether trials can reach neither this process and its files nor other studies. They run as a separate
+        user, or with a separate file system and separate process numbers.
         """
 
     @abc.abstractmethod
     def missing(self) -> str | None:
-        """Name the parts that the machine lacks, as far as can be seen without a probe, with the way out; None where
-        nothing is missing.
+        """Say what the machine lacks for this level, and how to add it; None where it lacks nothing. Only a probe can
+        find more.
         """
 
     def probe(self, python: str = sys.executable) -> Available | Unavailable:
@@ -131,7 +131,7 @@ def _probe(level: Level, python: str) -> Available | Unavailable:
 
 
 def probe_code(directory: Path) -> str:
-    """Return the program of the probe, which writes to a directory, and initialises CUDA where there are devices."""
+    """Return the source code of the probe, which writes to a directory and initialises CUDA where there are devices."""
     return _PROBE.format(directory=str(directory)) + _BEGIN_CUDA
 
 

@@ -99,8 +99,8 @@ class Bubblewrap(Level):
         )
 
     def _command(self, request: SandboxRequest, environment: dict[str, str], own: Sequence[Path]) -> tuple[str, ...]:
-        """Build the command. Later mounts cover earlier ones: the temporary file systems come first, the study's
-        directory last.
+        """Build bubblewrap's command. Later mounts cover earlier ones: the temporary file systems come first, the
+        study's directory last.
         """
         shown = [
             *system_paths(network=request.network),
@@ -158,8 +158,6 @@ def _mounts(shown: Sequence[Path], study: Path) -> Iterator[str]:
 
 @functools.cache
 def _user_namespace() -> tuple[str, ...]:
-    """Return the options for a user namespace in which no further one can be made, if this bubblewrap (0.8) can forbid
-    that.
-    """
+    """Return the options for a user namespace. Bubblewrap 0.8 and later also forbid further user namespaces in it."""
     known = subprocess.run(["bwrap", "--help"], capture_output=True, text=True, check=False).stdout
     return ("--unshare-user", *(("--disable-userns",) if "--disable-userns" in known else ()), "--cap-drop", "ALL")

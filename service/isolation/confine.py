@@ -50,13 +50,14 @@ _NUMBERS = {
     "x86_64": (0xC000003E, 56, 272, 436, 435, 308, 248, 249, 250, 29, 64, 68, 425, 447),
     "aarch64": (0xC00000B7, 220, 97, 436, 435, 268, 217, 218, 219, 194, 190, 186, 425, 447),
 }
-"""Numbers by architecture: its audit number, the system call numbers of clone, unshare, close_range, clone3, and those
-of refused calls: setns, add_key, request_key, keyctl, shmget, semget, msgget, io_uring_setup, memfd_secret.
+"""Numbers by architecture. First its audit number, then the system calls clone, unshare, close_range and clone3, then
+the refused calls: setns, add_key, request_key, keyctl, shmget, semget, msgget, io_uring_setup, memfd_secret.
 """
 
 
 def confined(python: str) -> tuple[str, ...]:
-    """Return the prefix under which a command can make no user namespace, and shows its files only to its group.
+    """Return a command prefix that forbids user namespaces, and lets only the command's own user and group read its new
+    files.
 
     Args:
         python: An interpreter that its user can run.

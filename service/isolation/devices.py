@@ -15,7 +15,7 @@ _ONE_GPU = re.compile(r"nvidia(\d+)")
 
 
 def device_nodes(gpus: Sequence[int] | None) -> Iterator[Path]:
-    """Yield the nodes to bind: of NVIDIA GPUs only those with these numbers, or all for None."""
+    """Yield the device nodes to bind. Of NVIDIA GPUs, bind only those with these numbers; None binds all."""
     minors = None if gpus is None else {minor for number, minor in enumerate(_minors()) if number in gpus}
     for pattern in PATTERNS:
         for path in sorted(NODES.glob(pattern)):
@@ -33,7 +33,7 @@ def device_variables(gpus: Sequence[int] | None) -> dict[str, str]:
 
 
 def visible_gpus(text: str | None) -> tuple[int, ...] | None:
-    """Return the numbers in CUDA_VISIBLE_DEVICES; None where it is not set, or names GPUs otherwise."""
+    """Return the numbers in CUDA_VISIBLE_DEVICES; None where it is not set, or names GPUs in another way."""
     if text is None:
         return None
     names = [name.strip() for name in text.split(",")] if text else []

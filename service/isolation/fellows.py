@@ -1,4 +1,4 @@
-"""Running studies of one submitter on this machine: their trials share one limit of memory and of files.
+"""Running studies of one submitter on this machine: all their trials share one limit on memory and one on files.
 
 Every running study has a file that names its submitter, locked while it runs, in a folder that only the workers' user
 may enter. Workers in containers with temporary directories of their own do not see each other.
@@ -63,7 +63,7 @@ def _others(folder: Path, own: Path, owner: str) -> Iterator[Taker]:
 
 
 def _is_left(descriptor: int) -> bool:
-    """Say whether nobody holds the lock of a file, because the process that made it was killed."""
+    """Say whether nobody holds the lock of a file: the process that created the file was killed."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

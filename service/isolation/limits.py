@@ -89,7 +89,7 @@ _HIDE = ("unshare", "--mount", "--propagation", "private", "--", "/bin/sh", "-c"
 
 @functools.cache
 def _hiding_processes() -> tuple[str, ...]:
-    """Return the prefix under which a command sees only processes of its own user, where mounts may be made.
+    """Return a command prefix that hides the processes of other users; empty where this process may not mount.
 
     Elsewhere (in most containers) it sees command lines of others, but neither their environment nor their memory.
     """
@@ -99,7 +99,7 @@ def _hiding_processes() -> tuple[str, ...]:
 
 
 def _tasks_of(uid: int) -> int:
-    """Count the threads of a user: the limit applies to all of them, not only to those of the study."""
+    """Count the threads of a user: the limit on tasks applies to all of them, not only to the study's threads."""
     count = 0
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):

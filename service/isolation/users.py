@@ -21,12 +21,14 @@ from steptune.tuner.trials.shared_places import SHARED_PLACES
 FIRST_UID, LAST_UID = 61184, 65519
 """First and last user id for studies: systemd's range for transient users; no account has one of them."""
 STRIDE = 61
-"""Distance between the first ids that workers of consecutive user ids try, as they do not see each other's locks."""
+"""Distance between the first ids that two workers try, if the user ids of the workers are consecutive: such workers do
+not see each other's locks.
+"""
 CHOWN, KILL, SETGID, SETUID, SETPCAP, SYS_ADMIN = 0, 5, 6, 7, 8, 21
 """Linux capability numbers."""
 _TO_CHANGE_USER = (CHOWN, KILL, SETGID, SETUID)
 _STUDY_MODE = 0o2770
-"""Mode of a study's directory: files made there belong to the group of the user who started the trials, who can thus
+"""Mode of a study's directory: new files belong to the group of the user who started the trials, so that this user can
 read them.
 """
 
@@ -48,7 +50,7 @@ def can_change_user() -> bool:
 
 @contextlib.contextmanager
 def own_user(directory: Path) -> Iterator[int]:
-    """Reserve a user id that no other study has, and make it the owner of a study's directory meanwhile.
+    """Reserve a user id that no other study has; it owns the study's directory until the context ends.
 
     At the end nothing of that user remains: no process, and no file except in the directory, which is ours again.
     """
@@ -120,8 +122,8 @@ def _lock(path: Path, stack: contextlib.ExitStack) -> bool:
 
 
 def _take_back_left(lock: Path, uid: int) -> None:
-    """Take back the directory of the study that last had a user and was killed: the next study of that user could read
-    it, and would be charged for it.
+    """Take back the directory of a killed study that last had a user id. Otherwise the next study with this id could
+    read it, and would be charged for it.
     """
     named = lock.read_text(encoding="utf-8")
     left = Path(named)
@@ -153,7 +155,7 @@ def _has_processes(uid: int) -> bool:
 
 
 def become(uid: int) -> tuple[str, ...]:
-    """Return the prefix under which a command runs as that user for good, without any capability.
+    """Return a command prefix that makes the command run as a user permanently, without any capability.
 
     The bounding set is emptied where this process may do that: setpriv of util-linux 2.41 fails where it may not. It
     gives nothing to who has no capability and can gain no privileges.
@@ -217,7 +219,7 @@ def give(directory: Path, uid: int) -> None:
 
 
 def take_back(directory: Path) -> None:
-    """Undo `give`, whichever user was given the directory. None of that user's processes may be running."""
+    """Undo `give`, whichever user owns the directory now. None of that user's processes may be running."""
     directory = directory.absolute()
     uid = directory.stat().st_uid
     if not can_change_user() or not FIRST_UID <= uid <= LAST_UID:

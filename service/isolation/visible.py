@@ -31,7 +31,9 @@ def system_paths(*, network: bool) -> list[Path]:
 
 
 def interpreter_paths(python: str, environment: Mapping[str, str], hidden: Sequence[Path]) -> list[Path]:
-    """Return the interpreter, its environment, and the folders outside it from which it imports; and this package."""
+    """Return the paths of the interpreter, its environment, the folders outside the environment from which it imports,
+    and this package.
+    """
     prefixes, others = _interpreter(python, environment.get("PYTHONPATH", ""))
     found = [Path(prefix) for prefix in prefixes if Path(prefix).is_dir()]
     executable = Path(os.path.realpath(python))

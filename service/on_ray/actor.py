@@ -43,7 +43,7 @@ class RayHost:
         return os.environ.get(VISIBLE_DEVICES, "")
 
     def leave(self, timeout_s: float) -> None:
-        """Wait until the agent has ended after the study; stop it if it was not told that the study has ended."""
+        """Wait for the agent to end after the study; stop an agent that was not told of the end."""
         if self._agent is None:
             return
         try:
@@ -59,7 +59,7 @@ class RayHost:
 
 
 def agent_environment(variables: Mapping[str, str], order: AgentOrder) -> dict[str, str]:
-    """Return a node's environment without Ray's own variables, above all its token, and with the driver's number of
+    """Return a node's environment without Ray's own variables, such as its token, and with the driver's number of
     threads.
 
     GPUs that were not reserved are hidden.

@@ -123,8 +123,8 @@ class Reservation:
         self._check()
 
     def keep(self) -> None:
-        """Reserve once more if the reservation is lost, for instance with the cluster's head. Called while hosts are
-        missing.
+        """Reserve the hosts again if the reservation is lost, for instance with the cluster's head. Called while hosts
+        are missing.
 
         Raises:
             RunnerError: Another attempt is useless.
@@ -144,7 +144,7 @@ class Reservation:
             self._take(event)
 
     def check(self) -> None:
-        """Refuse to go on without a reservation; for a study on one host.
+        """Raise an error if the reservation is lost. This check is for a study on one host.
 
         Raises:
             RunnerError: It is lost.
@@ -181,8 +181,8 @@ class Reservation:
             self._process.stdin.flush()
 
     def _events(self, timeout_s: float) -> list[Event]:
-        """Return the events that the process has reported. Its end counts as a failure, unless it has reported one
-        itself.
+        """Return the events that the reservation's process has reported. Its end counts as a failure, unless it has
+        reported a failure itself.
         """
         if self._process is None:
             return []

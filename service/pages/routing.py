@@ -79,7 +79,9 @@ def site_of(request: Request, principal: Principal | None = None) -> Site:
 
 
 def page(request: Request, site: Site, template: str, **context: Any) -> Response:
-    """Send a page to one reader: compressed if the browser accepts that, and not again if the browser has it."""
+    """Send a page to one reader, compressed if the browser accepts that; send no body if the browser has the page
+    already.
+    """
     body = render(template, site, **context).encode()
     tag = hashlib.sha256(body).hexdigest()[:16]
     headers = {"ETag": f'"{tag}"', "Cache-Control": "private, no-cache", "Vary": "Cookie, Accept-Encoding"}

@@ -69,7 +69,7 @@ def study_report(request: Request, principal: Reader, study_id: StudyId) -> Resp
 
 
 def _in_queue(service: Services, study_id: str) -> dict[str, Any]:
-    """Return the actions that are possible in the queue, such as a pause, and what the study waits for."""
+    """Return facts about a study in the service: whether it is queued and live, what it waits for, and its details."""
     detail = find_study(service.engine, study_id)
     if detail is None:
         raise not_found("study", study_id)

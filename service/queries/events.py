@@ -52,7 +52,7 @@ class OwnedEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class Horizon:
-    """Last event up to which the events of all studies can be delivered in order.
+    """Newest committed event of all studies, and the last event up to which events can be delivered in order.
 
     Attributes:
         newest: The highest number that is committed.

@@ -29,7 +29,9 @@ def list_numbered(
 
 
 def breakdown_of(engine: Engine, trial_id: str) -> TrialBreakdown:
-    """Return the breakdown from its few rows: reading the trial's record, which holds every step, would take longer."""
+    """Return a trial's breakdown, read from its few rows. The trial's record holds every step, and would take longer to
+    read.
+    """
     by_device: dict[tuple[int, str, int], list[tuple[str, int, int | None]]] = {}
     with querying(engine) as connection:
         rows = packed_rows(connection, _BREAKDOWN, {"trial_id": trial_id})

@@ -95,7 +95,7 @@ def change_study(
     tags: Sequence[str] | None = None,
     notes: str | None = None,
 ) -> None:
-    """Change the fields that are not None.
+    """Change the fields of a study for which the given value is not None.
 
     Args:
         version: Version that the study must have; None for any.
@@ -202,8 +202,8 @@ def _summary(
     verdict: str | None,
     gain: float | None,
 ) -> StudySummary:
-    """Build a summary from the columns of `_SUMMARIES`, in their order: unpacked at once, as access by name would take
-    longer than the query.
+    """Build a summary from the columns of `_SUMMARIES`, in their order. Access to columns by name would take longer
+    than the query.
     """
     return StudySummary(
         study_id=study_id,

@@ -53,7 +53,7 @@ _NUM_PROFILES = select(func.count()).select_from(HardwareProfileRow)
 
 
 def study_version(engine: Engine, study_id: str) -> Hashable:
-    """Return the version of a study's page: its revision, which the store counts, and its place in the queue."""
+    """Return the version of a study's page: the study's revision, and the version of its queue entry."""
     with querying(engine) as connection:
         row = connection.execute(_STUDY, {"study_id": study_id}).one_or_none()
         return None if row is None else tuple(row)
@@ -67,7 +67,7 @@ def trial_version(engine: Engine, trial_id: str) -> tuple[str, Hashable]:
 
 
 def fleet_version(engine: Engine, owner_id: str | None) -> Hashable:
-    """Return the version of the overview of a user's studies, or of all, from an index alone.
+    """Return the version of the overview of a user's studies, or of all studies; reads an index only.
 
     An overview shows answers and costs. A study under way has none yet, so its revisions do not count; its arrival,
     its begin and its end do.
@@ -83,7 +83,7 @@ def fleet_version(engine: Engine, owner_id: str | None) -> Hashable:
 
 
 def block_versions(engine: Engine, owner_id: str | None) -> dict[str, Hashable]:
-    """Return the version, as in `fleet_version`, of the studies that an overview shows, by block."""
+    """Return, for each block, the version of the studies that an overview shows, as in `fleet_version`."""
     asked = (_BLOCKS, {}) if owner_id is None else (_OWN_BLOCKS, {"owner_id": owner_id})
     with querying(engine) as connection:
         num_profiles = connection.scalar(_NUM_PROFILES)

@@ -41,7 +41,7 @@ from steptune.tuner.workloads.reference import COMMAND
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """The first study of one user that a worker could run."""
+    """The next study of a user that a worker could run."""
 
     study_id: str
     owner_id: str | None
@@ -59,7 +59,7 @@ def candidates(
     without: str | None = None,
     due: Due | None = None,
 ) -> Iterator[Candidate]:
-    """Return one study for each user who may start one, the user whose turn it is first.
+    """Yield one study for each user who may start one, in the order of the users' turns.
 
     Args:
         leaving: Studies that the worker must not take for now.
@@ -82,8 +82,8 @@ def candidates(
 
 
 def claimable(now: datetime) -> ColumnElement[bool]:
-    """Return the SQL condition that a study waits or has lost its worker. A running study without a lease belongs to
-    the command line; a queued one with a lease waits for hosts that its worker has requested from a cluster.
+    """Return the SQL condition that a study waits or has lost its worker. Without a lease, a running study belongs to
+    the command line. With a lease, a queued study waits for hosts that its worker has requested from a cluster.
     """
     over = QueueEntryRow.lease_until <= now
     waits = and_(StudyRow.state == StudyState.QUEUED.value, or_(QueueEntryRow.lease_until.is_(None), over))
@@ -91,7 +91,9 @@ def claimable(now: datetime) -> ColumnElement[bool]:
 
 
 def is_named(required: str | None, fingerprint: str | None, label: str) -> bool:
-    """Say whether hardware meets a study's requirement: this fingerprint, or a part of this label."""
+    """Say whether hardware with this fingerprint and label meets a requirement, which is a fingerprint or a part of a
+    label.
+    """
     return required is not None and (required == fingerprint or required.lower() in label.lower())
 
 
@@ -114,8 +116,8 @@ def _fits(session: Session, offer: WorkerOffer, num_devices: int) -> ColumnEleme
 
 
 def runs_scripts(isolation: str) -> bool:
-    """Say whether a worker with this isolation level runs scripts: all levels but one forbid the mount of their
-    folder.
+    """Say whether a worker with this isolation level runs scripts: only "none" does, because the other levels forbid
+    the mount of the script's folder.
     """
     return isolation == NONE
 

@@ -1,4 +1,4 @@
-"""Rows of studies and their queue entries: finding and locking them, ending claims, and conversion for readers."""
+"""Rows of studies and their queue entries: search and locks, the end of claims, and conversion for readers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def is_held(entry: QueueEntryRow, now: datetime) -> bool:
 
 
 def is_of_command_line(study: StudyRow, entry: QueueEntryRow) -> bool:
-    """Say whether a study was stopped in the service, and resumed with `steptune resume`."""
+    """Say whether a command runs the study: it was stopped in the service, and resumed with `steptune resume`."""
     return study.state == StudyState.RUNNING.value and entry.lease_until is None
 
 
@@ -83,8 +83,8 @@ def check_not_of_command_line(study: StudyRow, entry: QueueEntryRow) -> None:
 
 
 def wished(entry: QueueEntryRow, state: StudyState) -> StudyState:
-    """Return the new state of a study that a worker gives back: if it has not ended, it stops as its user requested, or
-    waits again if the user withdrew a pause.
+    """Return the new state of a study that a worker gives back. If the study has not ended, it stops as its user
+    requested; without a request, it waits again.
     """
     if state not in (StudyState.QUEUED, StudyState.PAUSED):
         return state
@@ -92,8 +92,8 @@ def wished(entry: QueueEntryRow, state: StudyState) -> StudyState:
 
 
 def account(entry: QueueEntryRow, now: datetime) -> None:
-    """Count the time for which a claim held its hosts, up to the end of its lease, for all their devices; a claim that
-    waited for a reservation counts none.
+    """Add the device time of a claim to the queue entry: the time for which the claim held hosts, up to the end of its
+    lease, times their devices. A claim that only waited for a reservation adds none.
     """
     if entry.claimed_at is not None and entry.lease_until is not None:
         held = (min(now, entry.lease_until) - entry.claimed_at).total_seconds()

@@ -1,4 +1,4 @@
-"""Records of the queue about studies and workers."""
+"""Records of the queue on studies and workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BEGUN = (StudyState.QUEUED, StudyState.RUNNING)
 AND = " and "
 """Separator between the places of several hosts in one text."""
 OVER_HOSTS = " over hosts"
-"""Suffix of the device kind that a study over several hosts requires: versions that know only one host compare the
+"""Suffix of the device kind that a study over several hosts requires. Versions that know only one host compare the
 whole text with their own kind, and so leave such a study alone.
 """
 ENDED = (StudyState.COMPLETED, StudyState.FAILED, StudyState.CANCELLED)

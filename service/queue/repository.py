@@ -67,7 +67,7 @@ FORGET_WORKERS = timedelta(days=1)
 
 
 class StudyQueue:
-    """Studies that wait for workers, and workers that wait for studies. Each method is one transaction.
+    """Queue of studies that wait for workers, and of workers that wait for studies. Each method is one transaction.
 
     Args:
         engine: From `steptune.service.database.create_engine_for`, its schema checked.
@@ -181,7 +181,7 @@ class StudyQueue:
             return self._entries(session, study_ids)
 
     def cancel(self, study_id: str, version: int | None = None) -> QueueEntry:
-        """End a study for good. One that is running stops soon, and recommends the best so far.
+        """Cancel a study permanently. A running study stops soon, and recommends its best configuration so far.
 
         Args:
             version: Version that the study must have; None for any.
@@ -194,7 +194,7 @@ class StudyQueue:
         return self._stop(study_id, "cancel", StudyState.CANCELLED, version)
 
     def pause(self, study_id: str, version: int | None = None) -> QueueEntry:
-        """Stop a study until it is resumed. One that is running stops soon.
+        """Pause a study until it is resumed. A running study stops soon.
 
         Args:
             version: Version that the study must have; None for any.
@@ -238,7 +238,7 @@ class StudyQueue:
             return self._entry(session, study_id)
 
     def delete(self, study_id: str, version: int | None = None) -> None:
-        """Forget a study and everything measured in it; the device time that it took still counts.
+        """Forget a study and everything measured in it; its device time still counts for quotas and turns.
 
         Args:
             version: Version that the study must have; None for any.
@@ -307,7 +307,7 @@ class StudyQueue:
                 insert_missing(session, ResourceSlotRow(host_id=offer.host_id, kind=slot.kind, number=slot.number))
 
     def beat(self, worker_id: str, state: str) -> bool:
-        """Record that a worker is alive; False where it was forgotten and must register again."""
+        """Record that a worker is alive; return False if the worker was forgotten and must register again."""
         with writing(self._engine) as session:
             worker = session.get(WorkerRow, worker_id, with_for_update=True)
             if worker is not None:
@@ -350,8 +350,8 @@ class StudyQueue:
         leaving: Collection[str] = (),
         without: str,
     ) -> bool:
-        """Say whether a worker must give up the study for whose hosts it waits: another one goes first on the cluster,
-        or the worker could claim one that may run meanwhile.
+        """Say whether a worker must give up a study that waits for hosts: another study goes first on the cluster, or
+        the worker could claim a study that may run now.
 
         Args:
             without: The study that it has.
@@ -438,7 +438,7 @@ class StudyQueue:
             return ""
 
     def bury(self, study_id: str | None = None) -> None:
-        """End the claims of dead workers, of one study or of all, without waiting for another worker: pending requests
+        """End the claims of dead workers, on one study or on all, without waiting for another worker. Pending requests
         of users are carried out, and all other studies wait again.
         """
         with writing(self._engine) as session:
@@ -473,8 +473,8 @@ class StudyQueue:
     def release(
         self, lease: Lease, state: StudyState, message: str = "", *, failed: bool = False, lost: bool = False
     ) -> None:
-        """End a claim; the devices are free. For a study that stops, a request of its user takes precedence over the
-        worker's state, as the worker may not know it.
+        """End a claim and free its devices. For a study that stops, a request of its user takes precedence over the
+        worker's state, as the worker may not know the request.
 
         Args:
             state: State of the study from now on: QUEUED if another worker must continue it.
@@ -635,8 +635,8 @@ def _one_claim_at_a_time(session: Session) -> None:
 
 
 _BOTH: dict[str, Any] = {"of": (QueueEntryRow, StudyRow), "skip_locked": True}
-"""Lock options that lock both rows, as PostgreSQL checks rows changed by another transaction again only if they are
-locked.
+"""Options that lock both rows: PostgreSQL repeats the conditions on a row that another transaction has changed only if
+the row is locked.
 """
 _SAME = QueueEntryRow.version
 """Expression that leaves the version unchanged: a heartbeat changes nothing that a reader sees."""

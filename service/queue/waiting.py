@@ -105,8 +105,8 @@ def _held_up(
     alive: Sequence[WorkerInfo],
     dues: Mapping[str, Due | None],
 ) -> str:
-    """Return the reason why another study goes first at all workers that could run this one; empty where this one may
-    begin.
+    """Return the reason why another study goes first at every worker that could run this study; empty where this study
+    may begin.
     """
     fitting = {worker.cluster for worker in _fitting(entry, alive)}
     if _num_hosts(study) > 1:
@@ -116,7 +116,7 @@ def _held_up(
 
 
 def _fitting(entry: QueueEntryRow, alive: Sequence[WorkerInfo]) -> list[WorkerInfo]:
-    """Return the workers of the kind that a study needs, with enough devices."""
+    """Return the workers of the required kind that have enough devices for a study."""
     kind, count = kind_of(entry.required_device_kind), entry.num_devices
     return [worker for worker in alive if kind in (None, worker.device_kind) and worker.num_devices >= count]
 

@@ -179,6 +179,8 @@ def none_if_empty(value: object) -> object:
 
 
 def is_private_enough(url: str) -> bool:
-    """Say whether the connection to this address is protected: nobody on the network can read or change the answers."""
+    """Say whether the connection to this address is protected, so that nobody on the network can read or change its
+    content.
+    """
     parts = urlsplit(url)
     return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))

@@ -1,4 +1,4 @@
-"""Keeper that extends a lease, and ends the work under it when that fails.
+"""Keeper that extends a lease, and ends the work under it if the lease cannot be extended.
 
 A thread sends heartbeats. The worker believes itself to hold a study only as long as its own clock says that the
 lease, counted from before the last heartbeat that succeeded, has not ended: the database's is then still alive, for
@@ -20,10 +20,10 @@ from steptune.tuner.records import StudyState
 from steptune.tuner.search.view import StudyInterrupt
 
 SAFE_SHARE = 0.85
-"""Share of an expiring lease after which trials are killed; the rest of the lease is time for that."""
+"""Share of an expiring lease after which trials are killed; the rest of the lease leaves time to kill them."""
 RETRY_S = 0.5
 WATCH_S = 1.0
-"""Seconds between checks of the clock: a waiting thread does not count the time for which the machine is suspended."""
+"""Seconds between checks of the clock. One long wait would not count the time for which the machine is suspended."""
 Answer = TypeVar("Answer")
 
 
@@ -73,8 +73,8 @@ class LeaseKeeper:
         self._beats.join(self._heartbeat_s)  # it may wait for a database that does not answer
 
     def drain(self, deadline_s: float) -> None:
-        """Drain the worker: no new trials start, and running ones have until a time of `now_s`. The next heartbeat says
-        so.
+        """Drain the worker: no new trials start, and running trials may continue until `deadline_s` on the clock of
+        `now_s`. The next heartbeat reports it.
 
         Called from signal handlers: sets values and takes no lock.
         """

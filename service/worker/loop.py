@@ -62,19 +62,19 @@ logger = logging.getLogger("steptune.worker")
 HOUSE_S = 3600.0
 """Seconds between two housekeeping runs of an idle worker."""
 HOUSE_LATE_S = 24 * 3600.0
-"""Seconds for which a busy worker may delay housekeeping; then it precedes the next study."""
+"""Maximum seconds for which a busy worker may delay housekeeping, which then precedes the next study."""
 GIVE_WAY_S = 5.0
-"""Seconds between checks whether another study could run, by a worker whose study waits for hosts."""
+"""Seconds between checks for another study that could run, while a worker's own study waits for hosts."""
 ALONE_S = 60.0
-"""Seconds for which no other study of the service has held hosts, after which the wait for hosts starts anew."""
+"""Seconds after which the wait for hosts starts anew if no other study of the service holds hosts."""
 LOOKS_PER_S = 20.0
-"""Maximum polls per second of the queue by all idle workers together: the more workers, the less often each polls."""
+"""Maximum polls of the queue per second by all idle workers together: the more workers, the less often each polls."""
 LONGEST_POLL_S = 15.0
 """Maximum seconds between polls of a worker: it may be the only one that can run a new study."""
 PROGRESS_S = 10.0
 """Seconds between progress events; news of the search are sent at once."""
 LOOK_S = 0.2
-"""Seconds between checks by a waiting worker whether it must stop."""
+"""Seconds between a waiting worker's checks whether it must stop."""
 _PASSING = (StoreUnavailableError, StorageFullError)
 """Transient errors, which never count as a failure of the worker: a full disk is cleared, and a store becomes reachable
 again.
@@ -99,7 +99,7 @@ class Outcome:
 
 
 class Worker:
-    """Worker that runs one study after the other until it is stopped. All children of its process are trials.
+    """Worker that runs one study after the other until it is stopped. All child processes are trials.
 
     Args:
         engine: Engine of the service's database, its schema checked.
@@ -174,7 +174,7 @@ class Worker:
     # --- between studies -------------------------------------------------------------------------
 
     def _next(self) -> tuple[Claim | None, float]:
-        """Claim a study, if there is one; return it with the time just before the claim, from which its lease
+        """Claim a study, if there is one, and return the claim with the time just before it, from which the lease
         counts.
         """
         try:
@@ -352,8 +352,8 @@ class Worker:
     def _trials(
         self, claim: Claim, study: Study, check: Callable[[], None], hosts: HostGroup | None
     ) -> Iterator[tuple[Study, TrialRunner]]:
-        """Open the runner of a study's trials, and yield it with the study; for a script, its inspection sets some of
-        the study's fields.
+        """Open the runner of a study's trials, and yield the study and the runner. For a script, the inspection sets
+        some of the study's fields.
         """
         directory, settings = Path(study.directory), study.settings
         if claim.source is not None and claim.source.kind == SCRIPT:
@@ -419,8 +419,8 @@ class Worker:
             yield found
 
     def _give_way(self, claim: Claim, lack: str) -> None:
-        """End the wait for hosts if another study can run meanwhile or goes first, or if another worker is idle: the
-        first host is the worker's own, and the idle worker's may be free.
+        """End the wait for hosts if another study can run now or goes first. Also end it if another worker is idle: a
+        study's first host is its worker's own, and the idle worker's host may be free.
 
         Raises:
             HostsUnavailableError: One of these is the case.
@@ -441,8 +441,8 @@ class Worker:
                 raise HostsUnavailableError(lack)
 
     def _place(self, claim: Claim, keeper: LeaseKeeper, hosts: HostGroup | None) -> str:
-        """Return the place where a study measures: the devices of its claim, or those reserved by a cluster, which are
-        recorded in the queue.
+        """Return the place where a study measures: the devices of its claim, or the devices reserved by a cluster. The
+        queue records the reserved devices.
 
         Raises:
             HostsUnavailableError: The study may not start now, although its hosts are reserved.
@@ -495,7 +495,7 @@ class _Watcher:
         self._publish(view)
 
     def say(self, text: str) -> None:
-        """Publish what the study waits for, before any trial runs."""
+        """Publish the reason why the study waits, before any trial runs."""
         logger.info("study %s: %s", self._study.study_id, text)
         settings = self._study.settings
         self._publish(

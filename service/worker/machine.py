@@ -73,8 +73,8 @@ def use_gpus(gpus: str | None) -> None:
 
 
 def named_gpus(text: str) -> tuple[int, ...]:
-    """Return the numbers of the GPUs that CUDA_VISIBLE_DEVICES names by number or UUID, in its order, which the profile
-    uses.
+    """Return the numbers of the GPUs that CUDA_VISIBLE_DEVICES names by number or UUID, in the order of that variable,
+    as in the profile.
 
     Where UUIDs are named, numbers are made to follow the PCI bus for all that this process starts, as the driver's do.
 
@@ -161,7 +161,7 @@ def _known_profile(settings: Settings, level: Level, cores: tuple[int, ...], pyt
 
 
 def _described(settings: Settings, level: Level, python: str) -> HardwareProfile:
-    """Return the hardware profile as described by a trial server, because this process does not load torch."""
+    """Return the hardware profile from a trial server, because this process does not load torch."""
     with (
         scratch_directory() as folder,
         isolated_runner(

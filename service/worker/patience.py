@@ -22,7 +22,7 @@ from steptune.tuner.store_rules import encode
 
 
 def patient(store: SqlStudyStore, keeper: LeaseKeeper, study: Study) -> StudyStore:
-    """Return the store of one study, with retries until it answers or the lease is over.
+    """Return the store of one study, which retries until the database answers or the lease is over.
 
     Its callers refer to the workload by its path on this machine; it stores the user's reference.
     """

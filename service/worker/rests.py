@@ -1,4 +1,5 @@
-"""Owners whose studies a worker does not take for a while, after a failure of the worker or its environment.
+"""Pauses of a worker after failures of the worker or its environment: for a while, it takes no studies of the affected
+owners.
 
 User code can cause that: it may kill its own trial server. So only the studies of its user wait, longer each time in a
 row; if studies of several users fail one after the other, the machine is faulty, and the worker takes nothing, so that
@@ -26,7 +27,7 @@ class Rests:
         self._until_s = 0.0
 
     def learn(self, owner_id: str | None, *, failed: bool) -> None:
-        """Record whether a study that was released had failed."""
+        """Record whether a study that was released ended in a failure of the worker or its environment."""
         if not failed:
             self._pauses.pop(owner_id, None)
             self._failed.clear()
@@ -49,5 +50,5 @@ class Rests:
         return min((until_s - now for _, until_s in self._pauses.values() if until_s > now), default=math.inf)
 
     def left_s(self) -> float:
-        """Return the seconds for which the worker still takes no study."""
+        """Return the seconds left in which the worker takes no study of any owner."""
         return max(0.0, self._until_s - now_s())

@@ -20,7 +20,7 @@ logger = logging.getLogger("steptune.supervisor")
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
 SETTLED_S = 60.0
-"""Minimum seconds that a worker must have run to be restarted at once."""
+"""Minimum run time, in seconds, after which an ended worker is restarted at once."""
 
 
 class Supervisor:
@@ -91,14 +91,14 @@ def _inherited() -> dict[str, str]:
 
 
 def _servers_own() -> set[str]:
-    """Return the names of secret settings, and of settings that need a secret. A worker needs no secret but the
-    database's.
+    """Return the names of secret settings, and of settings that need a secret. A worker needs only the database's
+    secret.
     """
     return {"proxy_user_header", *filter(is_secret, Settings.model_fields)}
 
 
 def _variables(settings: Settings) -> dict[str, str]:
-    """Return the settings as environment variables; those of the server alone are empty, whatever `.env` has."""
+    """Return the settings as environment variables; settings of the server alone are empty, whatever `.env` has."""
     variables = {f"STEPTUNE_{name.upper()}": "" for name in _servers_own()}
     for name in settings.model_fields_set - _servers_own():
         value = getattr(settings, name)

@@ -1,11 +1,11 @@
-"""Studies for which a worker's cluster had no hosts: they take turns, after other studies that can run."""
+"""Turns of the studies for which a worker's cluster had no hosts: other studies that can run go first."""
 
 from __future__ import annotations
 
 from steptune.service.worker.clock import now_s
 
 TURN_S = 60.0
-"""Seconds after which a study's hosts are requested again, although another study waits in its place."""
+"""Seconds after which hosts for a study are requested again, although another study waits in its place."""
 PAUSE_S = 5.0
 """Seconds between two requests for the same study's hosts."""
 

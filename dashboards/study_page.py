@@ -143,7 +143,7 @@ def study_context(source: TrialSource, study_id: str, site: Site) -> dict[str, A
         "under_way": get_under_way(source, study_id, spent_s, effects, _leading(findings)),
         "uses": get_uses(recommendation) if recommendation else [],
         "is_open": recommendation is not None and recommendation.verdict in OPEN,
-        "more_time": more_time_command(study, recommendation) if recommendation else "",
+        "more_time": more_time_command(study, recommendation) if recommendation and not site.user else "",
         "epoch": epoch,
         "quantity": parse_objective(study.settings.objective).axis,
         "top": top_rows(recommendation) if recommendation else [],

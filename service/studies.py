@@ -335,7 +335,8 @@ def remove_working_files(study: Study) -> None:
     for path in (files.initial_state, files.order_file, files.guard_batches_file, files.reference_update):
         path.unlink(missing_ok=True)
     made = (files.data, files.compile_cache, files.compiler_headers, files.directory / "trials")
-    for folder in (*made, ReferenceRuns(files.directory).folder):
+    earlier = files.directory / "reference"  # of scripts' studies that an earlier version began
+    for folder in (*made, ReferenceRuns(files.directory).folder, earlier):
         remove_tree(folder)
 
 

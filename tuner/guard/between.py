@@ -94,8 +94,13 @@ def worst_between(updates: Updates, moves: Moves) -> Between:
 def _moved(updates: Updates) -> dict[str, bool]:
     """Return the tensors that change between updates, and whether each does so between all its updates."""
     counts = Counter(name for name, *_ in _changes(updates))
-    longest = {f"{name} of {optimizer}": len(pairs) - 1 for optimizer, pairs in updates.items() for name in pairs[0][1]}
-    return {name: count == longest[name] for name, count in counts.items()}
+    possible = Counter(
+        f"{name} of {optimizer}"
+        for optimizer, pairs in updates.items()
+        for (_, after), (before, _) in itertools.pairwise(pairs)
+        for name in after.keys() & before.keys()
+    )
+    return {name: count == possible[name] for name, count in counts.items()}
 
 
 def _scored(name: str, update: int, change: torch.Tensor, weights: torch.Tensor) -> Between:

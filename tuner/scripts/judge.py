@@ -118,9 +118,11 @@ class _Judgement:
             self._notes.append(f"losses and gradients: {repetition.detail.partition(': ')[2]}")
         self._check_updates()
         self._check_calls()
-        self._checks += check_averages(
+        checks, notes = check_averages(
             self._reference, self._repeated, self._candidate, self._request.num_steps, self._request.device
         )
+        self._checks += checks
+        self._notes += notes
         self._checks += check_outputs(self._candidate["outputs"], self._request.device)
         if repetition is None:
             has_twin = self._check_in_fp32()

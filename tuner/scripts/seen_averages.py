@@ -20,18 +20,22 @@ from steptune.tuner.trials.guard import GUARDED_DEVICES, gated
 Seen = dict[str, Any]
 
 
-def check_averages(reference: Seen, repeated: Seen, candidate: Seen, number: int, device: str) -> list[GuardCheck]:
-    """Check averages of the weights by their recurrence; return no check without averages, or if a repetition of the
-    reference does not follow that recurrence.
-    """
+def check_averages(
+    reference: Seen, repeated: Seen, candidate: Seen, number: int, device: str
+) -> tuple[list[GuardCheck], list[str]]:
+    """Check averages of the weights by their recurrence; return the check, and a note on what could not be checked."""
+    if any(seen["too_many_held"] for seen in (reference, repeated, candidate)):
+        return [], ["averages of the weights: the script holds too many tensors with the shapes of its parameters"]
     averages = averages_in(reference, number)
-    if not averages or worst_held(averages, repeated, number).score > LIMIT:
-        return []
+    if not averages:
+        return [], []
+    if worst_held(averages, repeated, number).score > LIMIT:
+        return [], ["averages of the weights: they follow another recurrence in a repeated run of today's settings"]
     found = worst_held(averages, candidate, number)
     detail = (
         f"{found.name} takes {found.share:.3g} of its weight at step {found.step}, the reference {found.wanted:.3g}"
     )
-    return [gated("averages", "average", found.score, LIMIT, detail, device in GUARDED_DEVICES)]
+    return [gated("averages", "average", found.score, LIMIT, detail, device in GUARDED_DEVICES)], []
 
 
 def averages_in(seen: Seen, number: int) -> tuple[Average, ...]:

@@ -264,7 +264,8 @@ def _waiting(capture: Capture, chain: Chain, operations: Operations) -> Chain:
     calls = chain.kind == LAUNCH
     depth, queue = _queued(capture, chain, operations)
     deep = calls & (depth > FULL_QUEUE * queue)
-    usual_call = _usual_call(chain.length[calls & ~deep], chain.length[deep])
+    timed = chain.length > 0  # calls of a thread beside the chain take none of its time
+    usual_call = _usual_call(chain.length[calls & ~deep & timed], chain.length[deep & timed])
     copies = trace.names_matching(r"Memcpy")[trace.host.name[np.maximum(chain.row, 0)]] & calls
     named = trace.names_matching(r"StreamSynchronize|EventSynchronize")
     length, returns = chain.length.copy(), chain.returns.copy()
@@ -331,5 +332,5 @@ def _usual_call(free: Floats, deep: Floats) -> float:
         deep: Those of launches into a full one, which wait.
     """
     if len(free) >= FEW_CALLS or not len(deep):
-        return float(np.median(free))
+        return float(np.median(free)) if len(free) else 0.0
     return float(np.quantile(np.concatenate([free, deep]), QUICK))

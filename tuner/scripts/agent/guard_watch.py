@@ -116,7 +116,7 @@ class GuardWatch:
             if may_drop(module):
                 self._calls.switch_off()
             self._start(f"module {place}.", dict(module.named_buffers()))
-            self._buffers = self._sampled_buffers()
+            self._buffers = {**self._sampled_buffers(), **self._buffers}  # those of earlier modules may have changed
             self._disturb(module)
             if self._settings["outputs"] and not self._steps:
                 self._outputs.watch(f"module {place}.", module)
@@ -343,6 +343,7 @@ class GuardWatch:
             "wide_has_16_bits": self._wide.has_16_bits,
             "outputs": self._outputs.seen,
             "roundoffs": {} if self._held is None else self._held.roundoffs,
+            "too_many_held": self._held is not None and self._held.are_too_many,
             "notes": self._notes,
         }
         if self._reference is None:

@@ -33,7 +33,8 @@ class HeldTensors:
             for thing in gc.get_objects()
             if type(thing) in (torch.Tensor, torch.nn.Parameter) and id(thing) not in known and _is_like(thing, shapes)
         ]
-        self._tensors: list[torch.Tensor] = found if len(found) <= MOST_FOR_EACH * len(parameters) else []
+        self.are_too_many = len(found) > MOST_FOR_EACH * len(parameters)
+        self._tensors: list[torch.Tensor] = [] if self.are_too_many else found
 
     def sampled(self, sample: Any) -> dict[str, torch.Tensor]:
         """Return sampled elements by tensor number."""
@@ -47,4 +48,7 @@ class HeldTensors:
 
 def _is_like(tensor: torch.Tensor, shapes: Collection[torch.Size]) -> bool:
     plain = tensor.layout is torch.strided and tensor.device.type != "meta" and tensor.is_floating_point()
-    return plain and tensor.grad_fn is None and tensor.shape in shapes
+    try:
+        return plain and tensor.shape in shapes and tensor.grad_fn is None
+    except RuntimeError:  # a view made without gradients, and changed in place since
+        return False

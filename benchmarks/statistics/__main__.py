@@ -138,7 +138,7 @@ def summary(rows: Sequence[dict]) -> dict:
 def markdown(rows: Sequence[dict]) -> str:
     """One line a process and a number of blocks: worst over the gains."""
     lines = [
-        "| noise | time for | coverage, worst gain | false faster | faster at 1.05x, 1.3x "
+        "| noise | blocks asked for | coverage, worst gain | false faster | faster at 1.05x, 1.3x "
         "| blocks used without a gain, at 1.3x | median width / oracle's, worst gain |",
         "|---|---|---|---|---|---|---|",
     ]
@@ -152,7 +152,7 @@ def markdown(rows: Sequence[dict]) -> str:
             f"| {max(row['median_width'] for row in of.values()):.2f} |"
         )
     told = "; ".join(f"{name} {value:.3f}" for name, value in summary(rows).items())
-    return "\n".join([*lines, "", f"Over all rows but the last process: {told}."])
+    return "\n".join([*lines, *(["", f"Over all rows but the last process: {told}."] if told else [])])
 
 
 def page(kept: dict) -> str:

@@ -66,7 +66,7 @@ def test_a_script_is_tuned_by_a_worker(service: Running, project: Path) -> None:
     given = (*QUICK, "--env", "WIDTH", "--data", "data", "--", "python", "train.py", "--steps", "4000")
     ended = submitted(service, project, *given, WIDTH="16", LEFT_HERE="1")
     study_id = ended.out.strip()
-    assert "not sent: last.pt" in ended.err
+    assert "not uploaded: last.pt" in ended.err
     with service.process("worker", "--once", "--isolation", "none", log="worker.log"), service.client() as client:
         study = client.wait(study_id, timeout_s=600)
         log = (service.folder / "worker.log").read_text()

@@ -336,9 +336,12 @@ class TestReserving:
         asked = ("tune", PLACED, *SHORT, *TWO_HOSTS, "--device", "cpu")
         with steptune(cluster, tmp_path, *asked, STEPTUNE_RAY_TIMEOUT_S="3") as command:
             assert command.end(100) != 0
-        lack = "2 hosts with 2 CPU each on nodes of their own; the cluster has 1 node, 1 of them large enough, and"
+        lack = "the study needs 2 hosts with 2 CPU each on separate nodes; the cluster has 1 node, 1 of them large enough, and"
         output = " ".join(command.output.split())
-        assert f"waiting for Ray: {lack} 2 of 2 CPU free: the present nodes can never meet this request" in output
+        assert (
+            f"waiting for Ray: {lack} 2 of 2 CPU free: the cluster's current nodes can never meet this request"
+            in output
+        )
         assert f"Ray has not reserved the hosts within 3 s: {lack}" in output
         assert not list((tmp_path / ".steptune" / "studies").iterdir())
 

@@ -135,7 +135,7 @@ class TestOptimizers:
         result = run(study, lossy=True, optimizer_algorithm={"algorithm": "lars"})
         assert result.failure is not None
         assert result.failure.kind is FailureKind.NUMERICS
-        assert "of the reference's fall" in result.failure.message
+        assert "of the reference's fall in loss" in result.failure.message
 
 
 class TestSameTraining:

@@ -209,7 +209,7 @@ class TestWhereItIsTheSame:
         with CausalLook(model) as look:
             model.transformer(torch.zeros(2, 16, dtype=torch.long))
             look.note_attention((), {"is_causal": True})
-        assert "cannot be set" in look.refusal
+        assert "cannot be changed" in look.refusal
 
     def test_not_where_attention_sees_all(self) -> None:
         assert "causal" in looked_at(load_workload(VIT)).facts.mask_refusal
@@ -228,7 +228,7 @@ class TestWhereItIsTheSame:
     def test_not_for_a_model_of_another_kind(self) -> None:
         from tiny_workloads import Everything
 
-        assert "own attention masks" in looked_at(Everything()).facts.mask_refusal
+        assert "attention masks Steptune can replace" in looked_at(Everything()).facts.mask_refusal
 
 
 class TestWhatTheHostReads:

@@ -96,7 +96,7 @@ def test_the_points_are_kept():
 
 def test_one_size_tells_no_bandwidth():
     timing = CollectiveTiming(collective=ALL_REDUCE, num_ranks=2, message_bytes=1024, duration_ns=1000)
-    with pytest.raises(RunnerError, match="several sizes"):
+    with pytest.raises(RunnerError, match="at least 2 message sizes"):
         fit_link([timing, timing], kind="network")
 
 

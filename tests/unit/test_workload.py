@@ -65,7 +65,9 @@ class TestValidate:
 
     def test_a_mistyped_method_that_is_required_is_named(self) -> None:
         members = {"modle": Complete.model, "dataset": Complete.dataset, "loss": Complete.loss}
-        with pytest.raises(WorkloadRejectedError, match=r"Own lacks model\(self\): did you mean model by modle\?"):
+        with pytest.raises(
+            WorkloadRejectedError, match=r"Own lacks model\(self\): did you write modle instead of model\?"
+        ):
             validate(type("Own", (Workload,), members)())
 
     @pytest.mark.parametrize(

@@ -380,7 +380,7 @@ def _check_horizon(reference: GuardReference, curve: Curve) -> GuardCheck:
         observed=missing,
         tolerance=tolerance,
         detail=f"after {len(curve.horizon_losses)} steps the candidate's loss lags by {missing:.1%} of the "
-        f"reference's fall, allowed {tolerance:.1%}",
+        f"reference's fall in loss, allowed {tolerance:.1%}",
     )
 
 

@@ -90,7 +90,7 @@ class TestReleased:
         migrate(engine)
         source = KeptTrials(SqlStudyStore(engine), ArtifactStore(tmp_path))
         report = write_report(STUDY_ID, source, tmp_path / "report.html")
-        assert "The plan cannot be shown here: data_loading has no timeout" in report.read_text()
+        assert "The plan cannot be shown here: data_loading has no parameter timeout" in report.read_text()
 
     def test_its_studies_can_be_read_and_gone_on_with(self, engine, revision):
         """Records of that version are understood; new ones are numbered after the old."""

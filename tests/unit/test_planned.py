@@ -64,7 +64,7 @@ def test_choices_of_an_older_version_lack_parameters() -> None:
 
 
 def test_a_parameter_that_this_version_does_not_have_is_not_left_out_silently() -> None:
-    with pytest.raises(ChoiceError, match=r"data_loading has no timeout in this version"):
+    with pytest.raises(ChoiceError, match=r"data_loading has no parameter timeout in this version"):
         planned_steps({"data_loading": {"num_workers": 2, "timeout": 0.5}})
 
 

@@ -69,7 +69,7 @@ IDIOMS = (
         dataset=None,
         models=("Sequential",),
         items={
-            "loader": "makes its batches itself",
+            "loader": "creates its batches without a loader",
             "optimizer": "fused",
             "precision": "autocast on cpu bfloat16, no gradient scaler",
             "accumulation": "4 backward passes a step",

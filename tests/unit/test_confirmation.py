@@ -375,7 +375,7 @@ class TestEarlyEnd:
         judged = judge(BASE, [SLOW], blocks, planned=12)
         assert judged[0].is_hopeless
         assert not judged[0].is_faster
-        assert "hardly" in early_end(judged)
+        assert "unlikely" in early_end(judged)
 
     def test_does_not_come_while_a_finalist_may_still_be_proven(self):
         lost = Finalist(candidate=SLOW, log_ratios=(-0.1, -0.1), gain=None, is_hopeless=True)

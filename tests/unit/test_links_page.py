@@ -54,7 +54,7 @@ class TestInfo:
     def test_ranks_dealt_out_in_turn_are_pointed_out(self):
         info = get_links_info(sample_topology(host_of_rank=(0, 1, 0, 1), backend="gloo"))
         assert "on hosts 0, 1, 0, 1: a ring in this order leaves a host 2 times" in info.order
-        assert "2 times the bytes" in info.order_effect
+        assert "2 times as many bytes" in info.order_effect
         assert get_links_info(sample_topology()).order == ""
 
 

@@ -270,10 +270,13 @@ class _Judgement:
         if not wanted:
             self._notes.append("data: the loop makes its batches itself")
             return
+        if len(self._candidate["wide"]) != len(self._reference["wide"]):  # a run without steps in FP32 takes fewer
+            common = min(len(wanted), len(found))
+            wanted, found = wanted[:common], found[:common]
         if found == wanted:
             self._checks.append(GuardCheck(name="batches", kind="loader", passed=True, observed=0.0, tolerance=0.0))
             return
-        if self._repeated["hashes"] != wanted and self._reference["repeats"] is not False:
+        if self._repeated["hashes"][: len(wanted)] != wanted and self._reference["repeats"] is not False:
             self._notes.append("data: two runs of today's settings draw different batches")
             return
         if self._reference["repeats"] is False:

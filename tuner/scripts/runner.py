@@ -309,13 +309,26 @@ class ScriptRunner:
         self._look.close()
 
     def _run(
-        self, spec: TrialSpec, purpose: Purpose, settings: MeasureSettings, group: str, listener: ProgressListener
+        self,
+        spec: TrialSpec,
+        purpose: Purpose,
+        settings: MeasureSettings,
+        group: str,
+        listener: ProgressListener,
+        *,
+        is_again: bool = False,
     ) -> TrialResult:
+        """Run a trial.
+
+        Args:
+            is_again: Whether the trial failed from the frozen copy, perhaps because of its guarded steps.
+        """
         listener(Progress(trial_id=spec.trial_id, text=f"{spec.candidate.label}: starting the script", phase="build"))
         applied = outside_of(spec.candidate, spec.choices, self._look.script, self._strategies)
         changes = {name: value for outside in applied.values() for name, value in outside.changes.items()}
         anew = self._starts_anew(spec, purpose, applied)
         has_reference = (self._runs.reference / SEEN).exists()
+        is_first = purpose is Purpose.BASELINE and not is_again
         guard = None
         if spec.guard and self._runs.is_made:
             is_low = max(spec.unit_roundoff, self._own_roundoff) > FP32_ROUNDOFF
@@ -324,7 +337,7 @@ class ScriptRunner:
                 in_fp32=is_low and self._is_in_fp32,
                 outputs=spec.unit_roundoff > self._own_roundoff and not changes.get("compile"),
             )
-        elif spec.candidate.is_baseline and not has_reference and (not anew or purpose is Purpose.BASELINE):
+        elif spec.candidate.is_baseline and not has_reference and (not anew or is_first):
             guard = self._guard(None, in_fp32=self._is_in_fp32)  # one run less: candidates begin with the same steps
         measure = _measure(spec, settings)
         if spec.candidate.is_baseline and not anew:
@@ -350,7 +363,7 @@ class ScriptRunner:
         """Run a trial that starts the command, whatever changes the trial makes."""
         copy, self._look.copy = self._look.copy, None
         try:
-            return self._run(spec, purpose, settings, group, listener)
+            return self._run(spec, purpose, settings, group, listener, is_again=True)
         finally:
             self._look.copy = copy
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -64,6 +65,16 @@ class Calls:
         """Return the calls of the step that ends, and begin anew."""
         seen, self.seen = self.seen, []
         return seen
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Record nothing while active: the guard's own computations are no calls of the step."""
+        seen, used = self.seen, self.used
+        self.seen = []
+        try:
+            yield
+        finally:
+            self.seen, self.used = seen, used
 
     def restore(self) -> None:
         self.off = False

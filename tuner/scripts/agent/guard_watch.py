@@ -69,7 +69,7 @@ class GuardWatch:
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
         self._calls = Calls()
-        self._outputs = Outputs()
+        self._outputs = Outputs(self._calls.set_aside)
         self._held: HeldTensors | None = None
         self._buffers: dict[str, torch.Tensor] = {}
         self._wide_steps: list[dict[str, Any]] = []

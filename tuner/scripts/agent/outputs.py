@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
@@ -19,12 +19,16 @@ MOST_ELEMENTS = 2**26
 class Outputs:
     """Observer of every innermost module's first 16-bit output.
 
+    Args:
+        aside: Function that returns a context in which calls of modules are not recorded.
+
     Attributes:
         seen: Difference of an output from FP32, in unit roundoffs of its norm, and the excess of its size, by name.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, aside: Callable[[], AbstractContextManager[None]]) -> None:
         self.seen: dict[str, list[float]] = {}
+        self._aside = aside
         self._given: dict[str, tuple[list[int], torch.Tensor]] = {}
         self._is_looking = False
         self._undone = ExitStack()
@@ -66,7 +70,8 @@ class Outputs:
                 return  # inputs that were changed in place are gone, and FP32 draws other numbers than 16 bits do
             self._is_looking = True
             try:
-                self.seen[name] = _held_to_fp32(module, arguments, named, found)
+                with self._aside():
+                    self.seen[name] = _held_to_fp32(module, arguments, named, found)
             finally:
                 self._is_looking = False
 

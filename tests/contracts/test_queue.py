@@ -123,7 +123,7 @@ class TestSubmitting:
     def test_a_user_has_so_many_waiting(self, engine, queue):
         owner = add_user(engine, "ada", max_queued=1)
         submitted(queue, "first", owner)
-        with pytest.raises(QuotaExceededError, match="1 studies wait"):
+        with pytest.raises(QuotaExceededError, match="1 studies are already waiting"):
             submitted(queue, "second", owner)
 
     def test_an_unknown_study_has_no_entry(self, queue):

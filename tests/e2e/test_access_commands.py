@@ -69,7 +69,7 @@ def test_what_was_done_is_in_the_audit_log_without_secrets(inside, access, tmp_p
     ("arguments", "message"),
     [
         (("token", "create", "--user", "nobody"), "no user is called 'nobody'"),
-        (("token", "create", "--user", "ada", "--scopes", "admin"), "not `admin`"),
+        (("token", "create", "--user", "ada", "--scopes", "admin"), "got `admin`"),
         (("token", "create", "--user", "ada", "--scopes", "root"), "'root' is no scope"),
         (("token", "create", "--user", "ada", "--days", "0"), "0 days"),
         (("token", "create", "--user", "ada", "--days", "7", "--never-expires"), "contradict each other"),

@@ -36,7 +36,7 @@ def test_a_user_sees_what_was_recognised_what_is_tried_and_the_answer_on_a_scree
     done = steptune(folder, "tune", *options, "--", sys.executable, "faulty.py", "--seed", "3", "--epochs", "500")
 
     assert done.returncode == 0, done.stderr
-    for part in ("one step of AdamW", "--seed goes to the script", "tried", "implementation=fused", "needs a Workload"):
+    for part in ("one step of AdamW", "the script gets --seed", "tried", "implementation=fused", "needs a Workload"):
         assert part in done.stderr
     assert "loss 0" not in done.stderr + done.stdout, "what the script prints is in the logs of its trials"
     assert "faulty.py" in done.stdout.splitlines()[0]
@@ -89,7 +89,7 @@ def test_an_interrupt_in_a_trial_leaves_no_process_and_no_file(number: int, fold
     assert not list((folder.path.parent / "temporary").glob("steptune*"))
     if number == signal.SIGINT:
         assert process.returncode == 130
-        assert "goes on" in said
+        assert "continue with `steptune resume" in said
 
 
 def _waiting_family(folder: ScriptFolder, process: subprocess.Popen[str]) -> list[psutil.Process]:

@@ -148,7 +148,7 @@ class TestDescription:
 class TestDevice:
     @pytest.mark.parametrize("name", ["cuda:0", "gpu"])
     def test_what_is_no_kind_is_refused_with_those_that_are(self, name: str) -> None:
-        with pytest.raises(ChoiceError, match=rf"'{name}': give one of cpu, cuda"):
+        with pytest.raises(ChoiceError, match=rf"'{name}': use one of cpu, cuda"):
             checked_device(name)
 
     def test_a_gpu_that_is_not_here_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,7 @@ class TestGradient:
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-15)
         plan = Plan(step=StepArguments(num_micro_batches=5, captured=True))
         job = assemble(Padded(), plan, device=torch.device("cpu"))
-        with pytest.raises(CaptureError, match=r"micro-batch 2 of 5 has no token.*use fewer"):
+        with pytest.raises(CaptureError, match=r"micro-batch 2 of 5 contains no tokens.*use fewer"):
             job.step(next(iter(job)))
 
     @pytest.mark.parametrize("captured", [False, True])
@@ -137,7 +137,7 @@ class TestSplit:
     )
     def test_a_batch_without_a_common_first_dimension_is_refused(self, batch: Any) -> None:
         assert batch_length(batch) is None
-        with pytest.raises(WorkloadRejectedError, match="cannot be cut into 2 pieces"):
+        with pytest.raises(WorkloadRejectedError, match="cannot be split into 2 micro-batches"):
             split_batch(Line(), batch, 2)
 
     def test_texts_and_objects_of_samples_go_with_them(self) -> None:
@@ -154,5 +154,5 @@ class TestSplit:
         assert (second[0]["of"], second[1]) == ("all", ["one", "two", "three"])
 
     def test_more_pieces_than_samples_are_refused(self) -> None:
-        with pytest.raises(WorkloadRejectedError, match="cannot be cut into 5 pieces"):
+        with pytest.raises(WorkloadRejectedError, match="cannot be split into 5 micro-batches"):
             split_batch(Line(), [torch.ones(4)], 5)

@@ -37,7 +37,7 @@ def test_where_nothing_pays_the_baseline_is_recommended(steptune, inside):
     assert any("--allow lossy" in d["reason"] for d in decisions(shown, "not_tried", "precision"))
     text = inside("show").out
     assert "No significant gain" in text
-    assert "keep them" in text
+    assert "Keep today" in text
     assert "Changes" not in text
 
 

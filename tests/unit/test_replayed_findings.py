@@ -221,7 +221,7 @@ def test_a_gain_that_was_not_replayed_is_shown_as_a_range_and_why() -> None:
     stall, launches, *_ = get_findings_info(analysis)
     assert stall.gain == "between none and 8.32×, not replayed: a single step shows no steady state"
     assert launches.gain == "between none and 1.10×, not replayed, as above"
-    assert launches.message == "apart from stalls and waits, launching work takes at most 9% of the step"
+    assert launches.message == "apart from stalls and waits, launches take at most 9% of the step"
     page = " ".join(render_trace_page(analysis).split())
     assert f"Could gain {stall.gain}." in page
 

@@ -467,10 +467,10 @@ RULES: tuple[Rule, ...] = (
         of_causes=(Cure.FUSE_PARTS,),
         devices=("cuda",),
         replayed=DISPATCH,
-        replayed_message="launch-bound: apart from stalls and waits, launching work takes {share} of the step",
+        replayed_message="launch-bound: apart from stalls and waits, launches take {share} of the step",
         bounded_by=LAUNCHES,
         aside=lambda evidence: evidence.sets_launches_aside,
-        aside_message="apart from stalls and waits, launching work takes {share} of the step",
+        aside_message="apart from stalls and waits, launches take {share} of the step",
     ),
     Rule(
         name="python_bound",

@@ -336,7 +336,8 @@ class TestReserving:
         asked = ("tune", PLACED, *SHORT, *TWO_HOSTS, "--device", "cpu")
         with steptune(cluster, tmp_path, *asked, STEPTUNE_RAY_TIMEOUT_S="3") as command:
             assert command.end(100) != 0
-        lack = "the study needs 2 hosts with 2 CPU each on separate nodes; the cluster has 1 node, 1 of them large enough, and"
+        asked_for = "the study needs 2 hosts with 2 CPU each on separate nodes"
+        lack = f"{asked_for}; the cluster has 1 node, 1 of them large enough, and"
         output = " ".join(command.output.split())
         assert (
             f"waiting for Ray: {lack} 2 of 2 CPU free: the cluster's current nodes can never meet this request"

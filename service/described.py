@@ -100,7 +100,7 @@ WINDOWS = _workload(
     ),
 )
 LANGUAGE = _workload(
-    "a language model with experts trained with AdamW",
+    "a mixture-of-experts language model trained with AdamW",
     replace(
         _model(1_300_000_000, 24, {"Embedding": 1, "Linear": 96, "LayerNorm": 49}),
         uses_attention=True,

@@ -51,7 +51,8 @@ def show(
     plan: Annotated[
         bool,
         typer.Option(
-            "--plan", help="Print only the steps of the answer, in order, and the strategy that requires each step."
+            "--plan",
+            help="Print only the plan of the recommendation: its changes in order, each with the strategy that requires it.",
         ),
     ] = False,
     database: Database = None,

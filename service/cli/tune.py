@@ -314,8 +314,8 @@ def _way(
 
 
 def _launched(database: str | None, isolation: str | None) -> Launch | None:
-    """Return the launch of the process that drives the study; None without a launcher. Any other process does its part
-    of the study here, and its command ends.
+    """Return the launch if this process drives the study; None without a launcher. Any other process serves the study
+    until it ends, and then exits.
 
     Raises:
         typer.Exit: The process has done its part.
@@ -371,7 +371,7 @@ def _tune_script(command: tuple[str, ...], settings: StudySettings, store: SqlSt
 
     links = find_links_out(Path.cwd())
     if links:
-        say(f"the script writes to the real files through {', '.join(links)}: these links lead out of this folder")
+        say(f"{', '.join(links)}: links out of this folder; the script writes to the original files through them")
     with contextlib.ExitStack() as opened:
         with interruptible():
             look = opened.enter_context(contextlib.closing(look_of(command, Path.cwd(), frozen_seed=settings.seed)))

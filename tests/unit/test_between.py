@@ -41,7 +41,10 @@ def test_a_loop_that_changes_weights_itself_may_do_so(now: float) -> None:
 def test_a_loop_that_always_changes_weights_itself_may_not_leave_them_alone() -> None:
     found = worst(CUT, CUT, found=PLAIN)
     assert math.isinf(found.score)
-    assert found.detail == "w of SGD 0 stays the same between its updates; today's settings change it between any two"
+    assert (
+        found.detail
+        == "w of SGD 0 does not change between updates; with today's settings it changes between every two updates"
+    )
 
 
 def test_a_bound_that_a_run_of_todays_settings_reaches_may_be_reached_at_any_step() -> None:

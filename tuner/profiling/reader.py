@@ -310,7 +310,7 @@ class _Reader:
         return header
 
     def _decoded(self, text: bytes) -> Header | None:
-        """Decode a text as strictly typed as the file allows; None if it is not JSON."""
+        """Decode a text by the strictest types that its contents match; None if it is not JSON."""
         try:
             header: Header = self._take_typed(text, _FILE, _EXACT_FILE)
         except msgspec.ValidationError:

@@ -1,4 +1,4 @@
-"""Trials of one study between its driver and its store: a stored trial is never run again."""
+"""Ledger of a study's trials, through which the driver uses the store: a stored trial is never run again."""
 
 from __future__ import annotations
 

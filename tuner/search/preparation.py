@@ -254,8 +254,8 @@ class Preparation:
 
 
 class ReferenceMaker:
-    """Maker of the guard's reference, once, before the first candidate is judged: a study without time for candidates
-    does not need it.
+    """Maker of the guard's reference. It is made once, before the first candidate is judged; a study without time for
+    candidates does not need it.
     """
 
     def __init__(self, prepared: Prepared, runner: TrialRunner, store: StudyStore, view: StudyView) -> None:

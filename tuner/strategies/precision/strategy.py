@@ -274,8 +274,8 @@ class Precision(Strategy):
 def _saved_communication(
     situation: Situation, choice: Choice, share: Callable[[Situation, Reduction, Reduction], float]
 ) -> float:
-    """Return the saving where weights or gradients are sent in 16 bits; 0 if they are sent as today, regardless of the
-    links' speed.
+    """Return the share of the step saved by sending weights or gradients in 16 bits; 0 if the choice sends them as
+    today, however slow the links are.
 
     Args:
         share: Computes the saved share of the step from the costs of communication today and with the choice.

@@ -52,7 +52,7 @@ def show(
         bool,
         typer.Option(
             "--plan",
-            help="Print only the plan of the recommendation: its changes in order, each with the strategy that requires it.",
+            help="Print only the plan of the recommendation: its steps in order, each with the strategy behind it.",
         ),
     ] = False,
     database: Database = None,

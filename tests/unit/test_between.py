@@ -43,7 +43,7 @@ def test_a_loop_that_always_changes_weights_itself_may_not_leave_them_alone() ->
     assert math.isinf(found.score)
     assert (
         found.detail
-        == "w of SGD 0 does not change between updates; with today's settings it changes between every two updates"
+        == "w of SGD 0 does not change between updates; with today's settings it changes between all of them"
     )
 
 

@@ -56,7 +56,7 @@ class Between:
         if not self.name:
             return ""
         if not self.update:
-            return f"{self.name} does not change between updates; with today's settings it changes between every two updates"
+            return f"{self.name} does not change between updates; with today's settings it changes between all of them"
         return (
             f"{self.name} changes by {self.score:.2g} units in the last place between updates {self.update} and "
             f"{self.update + 1}; with today's settings it does not change there"

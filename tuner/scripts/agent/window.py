@@ -128,8 +128,8 @@ class Window:
 
     @property
     def step_time_ns(self) -> float | None:
-        """Time of a step without the profiler: the median step on a CPU, the median block on a GPU, whose host runs
-        ahead; None before they were timed.
+        """Step time without the profiler: the median over steps on a CPU; on a GPU, where the host runs ahead, the median
+        over blocks of steps. None before any was timed.
         """
         if torch.cuda.is_initialized():
             return median(self._block_times_ns) if self._block_times_ns else None

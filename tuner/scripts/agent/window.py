@@ -128,7 +128,7 @@ class Window:
 
     @property
     def step_time_ns(self) -> float | None:
-        """Step time without the profiler: the median over steps on a CPU; on a GPU, where the host runs ahead, the median
+        """Step time without the profiler: the median over steps on a CPU; on a GPU, where the host runs ahead, that
         over blocks of steps. None before any was timed.
         """
         if torch.cuda.is_initialized():

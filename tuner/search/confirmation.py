@@ -7,8 +7,8 @@ steadily favours nobody. Only ratios within these blocks enter the estimate.
 
 Blocks follow one after another until the gain is proven, cannot be proven any more, or as many as were planned are
 done. `spending.py` says how sure each end must be; no end by itself makes a gain look proven or an interval too narrow.
-An interval that is too wide for a verdict gets further blocks as long as the budget lasts. Its width says nothing of
-the gain, so that going on for its sake favours none (an internal pilot study).
+An interval that is too wide for a verdict gets further blocks, up to `MAX_BLOCKS`, while the budget lasts. Its width
+does not depend on the gain, so this favours no verdict (an internal pilot study).
 
 How much starts differ is known from more than the blocks: from all starts of the same two configurations in the study.
 That makes even two blocks informative. The start that selected the winner is a lucky one: where both sides scatter

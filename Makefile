@@ -93,7 +93,7 @@ bench: install
 IMAGES ?=
 soak: install
 	$(BIN)/python -m pytest -m soak -p no:randomly --timeout 5400 tests
-	PYTHONPATH=src $(BIN)/python tests/chaos.py --minutes 10 --output benchmarks/results/chaos.json
+	PYTHONPATH=src $(BIN)/python tests/support/chaos.py --minutes 10 --output benchmarks/results/chaos.json
 	PYTHONPATH=src $(BIN)/python benchmarks/shaped_links.py --repeats 5 --output benchmarks/results/shaped_links.json
 	$(BIN)/python tests/images/prove.py $(IMAGES) --output benchmarks/results/images.json
 

@@ -29,7 +29,7 @@ from typing import Any
 HERE = Path(__file__).parent
 # Python looks for modules beside a script first, and there this one would hide the package `dashboards`.
 sys.path = [path for path in sys.path if Path(path).absolute() != HERE.absolute()]
-sys.path += [str(HERE.parent), str(HERE.parent / "tests"), str(HERE)]
+sys.path += [str(HERE.parent), str(HERE.parent / "tests" / "support"), str(HERE)]
 
 from msgspec.structs import replace  # noqa: E402
 from page_builders import large_story, put, stories  # noqa: E402

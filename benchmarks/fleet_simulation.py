@@ -377,7 +377,7 @@ def percentiles(seconds: list[float]) -> dict[str, float]:
 
 
 def main() -> None:
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path.insert(0, str(ROOT / "tests" / "support"))
     from postgres import running_server
     from stamp import stamp
 

@@ -1,10 +1,10 @@
 """Planted faults that the guard rejects on a GPU, and correct changes that it rejects wrongly: the product's verdicts.
 
-Small trainings (`tests/guarded_trainings.py`) run the guard's protocol, held to a reference in FP32: in FP32, TF32,
-bfloat16 (O1, O2) and float16, with recorded steps, and on two ranks that share one device; with the optimizer's forms,
-micro-batches, layouts and checkpointing, and with one thing wrong. Each run ends with the verdict that a trial of it
-would have had, and with what its checks saw: those that reject, and those beyond their limit that are only shown on
-this device.
+Small trainings (`tests/support/guarded_trainings.py`) run the guard's protocol, held to a reference in FP32: in FP32,
+TF32, bfloat16 (O1, O2) and float16, with recorded steps, and on two ranks that share one device; with the optimizer's
+forms, micro-batches, layouts and checkpointing, and with one thing wrong. Each run ends with the verdict that a trial
+of it would have had, and with what its checks saw: those that reject, and those beyond their limit that are only shown
+on this device.
 
 A fault counts where it is one (ten steps in FP64 end elsewhere) and where it is material: it moves weights or
 statistics in ten steps, on the device and with the same settings, by more than the precision does. Some faults are in
@@ -42,7 +42,7 @@ from guard_effects import NO_EFFECT, effect_of, end_of, moves_of, rounding_of
 from msgspec.structs import replace
 from stamp import RESULTS, hardware, stamp
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from guarded import BF16, FP32, PROTOCOL, Study, join_study, make_files, make_study
 from guarded_trainings import FAULTS, Causal, Convolutional, Masked, Patches, Training, WideCausal
 

@@ -1,17 +1,17 @@
 """Planted faults that the guard rejects, by precision, and what it rejects wrongly.
 
-Twelve small trainings (`tests/guarded_trainings.py`) run the guard's protocol in FP32, under bfloat16 and float16
-autocast and with FP32 masters, held to a reference in FP32, and under bfloat16, held to one that is, too: with one
-thing wrong, and with changes that leave the training what it is. Faults and trainings are in halves. Limits of
+Twelve small trainings (`tests/support/guarded_trainings.py`) run the guard's protocol in FP32, under bfloat16 and
+float16 autocast and with FP32 masters, held to a reference in FP32, and under bfloat16, held to one that is, too: with
+one thing wrong, and with changes that leave the training what it is. Faults and trainings are in halves. Limits of
 gradients are fitted on correct changes of the first half of the trainings; the second half serves no fitting.
 
 A fault is material where it moves weights or statistics in ten steps by more than the precision does. One that changes
 nothing (gradients that clipping never reaches, not clipped; outputs that are larger, before they are normalised) is
 none: ten steps in FP64 end where those of the training end. Correct changes are tried with further seeds as well.
 
-The third block has trainings and faults that are in neither half (`tests/guarded_unseen.py`); the latest faults of its
-trainings were written after all limits were fixed. The fresh block (`tests/guarded_fresh.py`) has trainings, faults and
-correct changes that were written after all rules, too; no fit has seen it.
+The third block has trainings and faults that are in neither half (`tests/support/guarded_unseen.py`); the latest faults
+of its trainings were written after all limits were fixed. The fresh block (`tests/support/guarded_fresh.py`) has
+trainings, faults and correct changes that were written after all rules, too; no fit has seen it.
 
     python benchmarks/guard_power.py --unseen --seeds 0 1 2 --rows rows.bin    # writes results/guard_power.json
     python benchmarks/guard_power.py --from rows.bin    # judges the same scores by the limits of today
@@ -43,7 +43,7 @@ from guard_effects import NO_EFFECT, effect_of, end_of, moves_of, rounding_of
 from msgspec.structs import replace
 from stamp import RESULTS, hardware, stamp
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from guarded import BF16, FP32, PROTOCOL, Study, make_study
 from guarded_fresh import FRESH
 from guarded_trainings import FAULTS, TRAININGS, Fault, Training

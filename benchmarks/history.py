@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "tests"))  # before this folder: both have a module `predictions`
+sys.path.insert(0, str(HERE.parent / "tests" / "support"))  # before this folder: both have a module `predictions`
 
 from builders import sample_environment, sample_hardware  # noqa: E402
 from msgspec.structs import replace  # noqa: E402

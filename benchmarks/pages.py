@@ -27,7 +27,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "tests"))  # before this folder: both have a module `predictions`
+sys.path.insert(0, str(HERE.parent / "tests" / "support"))  # before this folder: both have a module `predictions`
 
 from msgspec.structs import replace  # noqa: E402
 from page_builders import large_story, put  # noqa: E402

@@ -3,8 +3,8 @@
     python benchmarks/rank_peaks.py '{"workload": "zoo:gpt2?batch=2", "choices": {}, "num_ranks": 2, ...}' RANK FOLDER
 
 A rank trains some steps on batches of the workload and tells the most that tensors took in the last of them: on a GPU
-by torch's allocator, which may be held to a cap, on a CPU by counting storages (`tests/live_bytes.py`). A rank that
-runs out of memory ends all.
+by torch's allocator, which may be held to a cap, on a CPU by counting storages (`tests/support/live_bytes.py`). A rank
+that runs out of memory ends all.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ def _counter(device: torch.device) -> Iterator[Counter]:
             peak=lambda: torch.cuda.max_memory_allocated(device),
         )
         return
-    sys.path.append(str(ROOT / "tests"))
+    sys.path.append(str(ROOT / "tests" / "support"))
     from live_bytes import LiveBytes
 
     with LiveBytes() as live:

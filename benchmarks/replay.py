@@ -26,7 +26,7 @@ from unittest.mock import patch
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "tests"))
+sys.path += [str(ROOT / "tests"), str(ROOT / "tests" / "support")]
 
 from counterfactuals.machine import step_time, write_traces  # noqa: E402
 from counterfactuals.programs import Pair, pairs  # noqa: E402

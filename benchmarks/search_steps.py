@@ -2,10 +2,10 @@
 
     python benchmarks/search_steps.py --seeds 0 2 --budgets 330 660
 
-Each step (`tests/gpu_steps.py`) is searched with its real space, bounds and expectations, and on a clock that charges
-preparation, starts, compilation and confirmation. A row is one study: the step of its answer over the best step, which
-is found by changing one or two choices at a time, from several configurations, on the true times. Nothing here is a
-measurement of a GPU, or depends on the machine's speed.
+Each step (`tests/support/gpu_steps.py`) is searched with its real space, bounds and expectations, and on a clock that
+charges preparation, starts, compilation and confirmation. A row is one study: the step of its answer over the best
+step, which is found by changing one or two choices at a time, from several configurations, on the true times. Nothing
+here is a measurement of a GPU, or depends on the machine's speed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from unittest import mock
 from search_opponents import DeepSpeed, ExpertList, Greedy, Horovod, PlainGaussian
 from stamp import RESULTS, stamp
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from gpu_model import GpuModel, Step, studied
 from gpu_steps import STEPS
@@ -33,7 +33,7 @@ from steptune.tuner.search import preparation
 from steptune.tuner.search.searches import make_search
 from steptune.tuner.search.space import Space
 
-CODE = ("tuner/search", "tests/gpu_model.py", "tests/gpu_steps.py", "benchmarks/search_steps.py")
+CODE = ("tuner/search", "tests/support/gpu_model.py", "tests/support/gpu_steps.py", "benchmarks/search_steps.py")
 OPPONENTS: dict[str, Callable[[], Any]] = {
     "additive GP": PlainGaussian,
     "greedy": Greedy,

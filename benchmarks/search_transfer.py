@@ -2,11 +2,11 @@
 
     python benchmarks/search_transfer.py --seeds 0 3 --budgets 200 330
 
-Each modelled step of a GPU (`tests/gpu_steps.py`) is searched three times in the same seconds: with an empty store,
-with one that holds the study of a variant of it (all its times and its compilation drawn anew within a factor of 1.5),
-and with one that holds the studies of all other steps. A row is one study: the step of its answer over the best step
-of its space. Nothing here is a measurement of a GPU, or depends on the machine's speed; numerical libraries are held to
-one thread (OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1).
+Each modelled step of a GPU (`tests/support/gpu_steps.py`) is searched three times in the same seconds: with an empty
+store, with one that holds the study of a variant of it (all its times and its compilation drawn anew within a factor of
+1.5), and with one that holds the studies of all other steps. A row is one study: the step of its answer over the best
+step of its space. Nothing here is a measurement of a GPU, or depends on the machine's speed; numerical libraries are
+held to one thread (OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from search_steps import shortest_ms, summary
 from stamp import RESULTS, stamp
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from gpu_model import GpuModel, Step, studied
 from gpu_steps import STEPS
@@ -30,7 +30,7 @@ from gpu_steps import STEPS
 from steptune.tuner.memory_store import MemoryStudyStore
 from steptune.tuner.records import StudySettings
 
-CODE = ("tuner/search", "tests/gpu_model.py", "tests/gpu_steps.py", "benchmarks/search_transfer.py")
+CODE = ("tuner/search", "tests/support/gpu_model.py", "tests/support/gpu_steps.py", "benchmarks/search_transfer.py")
 WITHIN = 1.5
 PAST_S = 660.0
 

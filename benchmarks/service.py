@@ -443,7 +443,7 @@ def measure(url: str, rows: dict, folder: Path, num_studies: int, seconds: float
 @contextmanager
 def databases(names: list[str], folder: Path) -> Iterator[Iterator[tuple[str, str]]]:
     """URLs of new databases."""
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path.insert(0, str(ROOT / "tests" / "support"))
     from postgres import running_server
 
     def each() -> Iterator[tuple[str, str]]:

@@ -54,7 +54,7 @@ class Victim:
                 env={
                     **os.environ,
                     VARIABLE: self.mark,
-                    "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT / "tests"))),
+                    "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT / "tests" / "support"))),
                     "TMPDIR": str(temporary),
                 },
                 stdout=log,

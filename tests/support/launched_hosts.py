@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ADDRESS = "10.77.0.1"
 """IP address of the first host, as `emulated_hosts` gives it."""
 

@@ -26,7 +26,7 @@ from steptune.service.settings import Settings
 from steptune.tuner.records import Study, StudySettings
 from steptune.tuner.trials.host_group import HostGroup
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 OBJECT_STORE_BYTES = 80_000_000
 START_S = 60.0
 QUICK_LOSS = {

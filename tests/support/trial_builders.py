@@ -24,7 +24,7 @@ from steptune.tuner.strategies.combine import complete_choices, environment_vari
 from steptune.tuner.trials.reference import ReferenceRequest
 from steptune.tuner.trials.runner import LocalRunner
 
-WORKLOADS = Path(__file__).parent / "workloads"
+WORKLOADS = Path(__file__).parents[1] / "workloads"
 QUICK = MeasureSettings(window_s=0.02, min_rounds=2, max_rounds=2, cap_s=0.5, foreign_cpu_share=1000.0)
 """Load from other tests must not void a window."""
 THREE_THREADS = Candidate(choices={"cpu_threads": {"num_threads": 3}})

@@ -45,8 +45,8 @@ from steptune.tuner.strategies.in_scripts import script_changes
 from steptune.tuner.trials.reference import ReferenceRequest
 from steptune.tuner.trials.study_files import StudyFiles
 
-ROOT = Path(__file__).parents[1]
-SCRIPTS = Path(__file__).parent / "frontdoor" / "scripts"
+ROOT = Path(__file__).parents[2]
+SCRIPTS = Path(__file__).parents[1] / "frontdoor" / "scripts"
 LIBRARIES = ROOT / ".venv-exports-accelerate" / "bin" / "python"
 VARIABLES = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 

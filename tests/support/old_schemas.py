@@ -11,7 +11,7 @@ from sqlalchemy import DateTime, Engine, MetaData, func, select
 from steptune.service.connections import writing
 from steptune.service.database import alembic_config
 
-RELEASED = Path(__file__).parent / "released"
+RELEASED = Path(__file__).parents[1] / "released"
 REVISIONS = sorted(path.stem for path in RELEASED.glob("*.json"))
 Rows = dict[str, list[dict[str, Any]]]
 

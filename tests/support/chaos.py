@@ -1,7 +1,7 @@
 """Workers, trial servers and ranks are killed or stopped at random, the service restarted, the database crashed, the
 disk filled, while users submit, follow and change their studies over HTTP: nothing is lost, and nobody misses an event.
 
-    python tests/chaos.py --minutes 10 --output benchmarks/results/chaos.json
+    python tests/support/chaos.py --minutes 10 --output benchmarks/results/chaos.json
 
 Processes are found by a mark in their environment, and killed by their id.
 """
@@ -65,7 +65,7 @@ from steptune.tuner.hardware import cpu_name
 from steptune.tuner.records import FailureKind, MeasureSettings, Study, StudyState, TrialState
 from steptune.tuner.store_rules import decode, encode
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 WORKLOAD = "zoo:synthetic?batch=4&load_ms=1&compute_ms=1&length=64"
 LEASE_S, HEARTBEAT_S = 6.0, 1.0
 STOP_S = 2 * LEASE_S
@@ -639,7 +639,7 @@ def main() -> None:
         "torch": importlib.metadata.version("torch"),
         "database": database_version(arguments.database),
         "load": os.getloadavg(),
-        "command": " ".join(["python", "tests/chaos.py", *sys.argv[1:]]),
+        "command": " ".join(["python", "tests/support/chaos.py", *sys.argv[1:]]),
     }
     report |= tally.as_json()
     text = json.dumps(report, indent=1) + "\n"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(os.environ.get("STEPTUNE_TRACES") or Path(__file__).resolve().parents[2] / "shared" / "traces")
+FOLDER = Path(os.environ.get("STEPTUNE_TRACES") or Path(__file__).resolve().parents[3] / "shared" / "traces")
 NAMES = tuple(sorted(path.name.removesuffix(".json.gz") for path in FOLDER.glob("*.json.gz")))
 
 needs_traces = pytest.mark.skipif(

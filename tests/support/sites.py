@@ -13,7 +13,7 @@ from steptune.service.settings import Settings
 from steptune.service.submission import new_study
 from steptune.tuner.records import MeasureSettings, StudySettings, StudyState, TrialState, new_id
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 WORKLOAD = "zoo:synthetic?batch=4&load_ms=1&compute_ms=1&length=64"
 QUICK = MeasureSettings(window_s=0.02, min_rounds=2, max_rounds=2, cap_s=0.2, foreign_cpu_share=1000)
 LEASE_S = 20.0

@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 from rich.text import Text
 
-from steptune.service.cli.commands import COMMAND, NOT_PROFILED, CommandOrWorkload, refuse_options
+from steptune.service.cli.commands import COMMAND, NOT_PROFILED, CommandOrWorkload, name_links_out, refuse_options
 from steptune.service.cli.console import errors, output, print_json, say, settings_with
 from steptune.service.cli.options import AsJson, Database, Device, ForeignLoad, Isolation, Python, Seed
 from steptune.service.tables import plain_table
@@ -126,11 +126,10 @@ def _profile_workload(
 def _profile_script(command: tuple[str, ...], trace: Path | None, *, full: bool, in_place: bool, as_json: bool) -> None:
     from steptune.service.interrupts import interruptible
     from steptune.service.script_profile import keep_trace, print_script_profile, script_profile
-    from steptune.tuner.scripts.launch import find_links_out, ran_script
+    from steptune.tuner.scripts.launch import ran_script
 
-    links = () if full or in_place else find_links_out(Path.cwd())
-    if links:
-        say(f"the script writes to the real files through {', '.join(links)}: these links lead out of this folder")
+    if not full and not in_place:
+        name_links_out()
     script = ran_script(command, full=full, in_place=in_place, own_output=not as_json)
     with interruptible(), script as ended:
         result = script_profile(command, ended)

@@ -102,7 +102,7 @@ def _use(kernel: Kernel, subjects: _Subjects) -> None:
 
 
 def _refusal(kernel: Kernel, parts: _Subjects, optimizer: torch.optim.Optimizer | None, device: torch.device) -> str:
-    """Return why a kernel cannot be used.
+    """Return why a kernel cannot be used; empty where it can.
 
     Reasons in the training come before a missing installation: nobody needs to install something for a kernel that has
     no use.

@@ -1,8 +1,9 @@
 """Connections of this machine's GPUs, by NVML, in the words of `nvidia-smi topo -m`.
 
-NV18: 18 NVLinks, to the other GPU itself or to a switch that both are at. Without NVLink by what a transfer crosses on
-PCIe: PIX one switch, PXB several, PHB a host bridge, NODE several of one NUMA node, SYS the interconnect between NUMA
-nodes. " (no peer access)" is added where one GPU cannot read the other's memory: transfers go through the host's.
+NV18 means 18 NVLinks, to the other GPU itself or to a switch to which both are connected. Without NVLink, the word says
+what a transfer crosses on PCIe: PIX one switch, PXB several, PHB a host bridge, NODE several host bridges of one NUMA
+node, SYS the interconnect between NUMA nodes. " (no peer access)" is added where one GPU cannot read the other's
+memory: transfers then go through the host's.
 
 Source: https://docs.nvidia.com/deploy/nvml-api/ , bindings: nvidia-ml-py (the extra `cuda`)
 """

@@ -82,7 +82,7 @@ def dense_strides(tensor: Tensor) -> tuple[int, ...]:
 
 
 def laid_out_like(value: Tensor, parameter: Tensor) -> Tensor:
-    """Return a value in a parameter's dtype and strides, and copy it only if it has others.
+    """Return a value in a parameter's dtype and strides; copy it only if its dtype or strides differ.
 
     Raises:
         RuntimeError: The value is sparse.

@@ -1,14 +1,14 @@
 """Comparison of how masks of dropout and similar modules scatter gradients, for candidates that draw other masks than
 the reference.
 
-Steps that begin from one place, on one batch, differ by the masks that they draw alone. The reference draws some, and
-its gradients scatter around their mean by what masks do. The candidate's draws must scatter around the same mean by as
-much: one that drops nothing hardly scatters, one that drops twice as much does so more, and one that does not rescale
-what it keeps has another mean. How far such figures are off by chance, the reference's own draws show, some of them
-against the others.
+Steps that begin from the same parameters, on one batch, differ only by the masks that they draw. The reference draws
+several masks, and its gradients scatter around their mean. The candidate's gradients must scatter around the same mean
+by as much: a candidate that drops nothing hardly scatters, one that drops twice as much scatters more, and one that
+does not rescale what it keeps has another mean. How far such figures are off by chance is measured on the reference's
+own draws, a few at a time compared with the rest.
 
-On several ranks some candidates cannot be set back to one place. There steps run on freely, with several seeds, and
-scatter around the mean of each step.
+On several ranks some candidates cannot be set back to the same parameters. There steps run on freely, with several
+seeds, and scatter around the mean of each step.
 """
 
 from __future__ import annotations

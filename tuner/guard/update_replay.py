@@ -7,7 +7,7 @@ step, with the hyperparameters that the reference had at that step. The candidat
 to a few roundoffs, however it computed its gradients. State is the replay's own from step to step: a candidate that
 loses its state differs from the second step on.
 
-Parameters are sampled: rules that treat every element alike need no others.
+Parameters are sampled: a rule that treats every element alike can be checked on a few.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """NCCL's choices in its log: the algorithm and protocol of collectives, channels, sockets.
 
-`NCCL_DEBUG=INFO` with the subsystems below tells of every collective with what it runs ("AllReduce: 4000 Bytes -> Algo
-RING proto SIMPLE channel{Lo..Hi}={0..1}", since NCCL 2.23), and where a variable restricts the choice of which ones are
-left ("Enabled NCCL Func/Proto/Algo Matrix"). A variable that was set proves nothing: NCCL ignores what it cannot do.
+`NCCL_DEBUG=INFO` with the subsystems below logs the algorithm and protocol of every collective ("AllReduce: 4000 Bytes
+-> Algo RING proto SIMPLE channel{Lo..Hi}={0..1}", since NCCL 2.23) and, where a variable restricts the choice, those
+that remain ("Enabled NCCL Func/Proto/Algo Matrix"). A variable that was set proves nothing: NCCL ignores what it cannot
+do.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A ring of n ranks passes chunks of a message from neighbour to neighbour. Every step costs the latency (alpha) and the
 time of its chunk over the bandwidth (beta); every call costs a constant part besides, which does not grow with the
-ranks: a launch, a hand-over to a thread. What a step adds up is part of the measured bandwidth.
+ranks: a launch, a hand-over to a thread. The time for adding chunks is part of the measured bandwidth.
 
     all-reduce                    2(n - 1) steps of S/n
     reduce-scatter, all-gather     (n - 1) steps of S/n

@@ -5,8 +5,8 @@
 
     analysis = analyse_traces([Path("rank0.json.gz"), Path("rank1.json.gz")])
 
-Several traces are read in parallel processes, one file each. Those begin anew, so a script that calls
-this needs the usual `if __name__ == "__main__":`.
+Several traces are read in parallel processes, one file each. These do not import the script that calls this: it needs
+no `if __name__ == "__main__":`.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def analyse_rank(path: Path, unprofiled_step_time_ns: int | None = None, top: in
 
     Args:
         unprofiled_step_time_ns: Step time measured without the profiler; the breakdown is rescaled to it.
-        top: How many kernels, operators and gaps are listed.
+        top: Maximum number of kernels, operators and gaps to list.
 
     Raises:
         TraceError: The file is not a trace that can be read.

@@ -1,8 +1,8 @@
 """Arguments of an operator as a trace records them: shapes, types, and the values that determine its work.
 
 The text is `Input Dims|Input type`, for instance `[[32, 64], [], []]|["float", "Scalar", ""]`; operators named in
-`NEEDS_VALUES` have `|Concrete Inputs` behind it. Lists of tensors are nested one deeper in new traces, and empty where
-they are long; text that cannot be parsed counts as unknown.
+`NEEDS_VALUES` have `|Concrete Inputs` behind it. Lists of tensors are nested one level deeper in new traces, and empty
+where they are long; text that cannot be parsed counts as unknown.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Minimum FLOP and bytes of an operator, from the shapes of its arguments.
 
-FLOP are those of matmuls, convolutions and attention, counted as `torch.utils.flop_counter` does. What cannot be said
-from shapes alone is None.
+FLOP are those of matmuls, convolutions and attention, counted as `torch.utils.flop_counter` does. A figure that
+shapes alone do not determine is None.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def _uncertain(graph: Graph, found: Levels, edits: Mapping[str, Edit], unprofile
     """Return the uncertainty: half the difference between the shares saved at the lowest and the highest cost that
     agree with the unprofiled step.
 
-    Only causes from which the host can catch up are covered: their cost depends on its pace.
+    Only causes from which the host can catch up are covered: their cost depends on the host's pace.
     """
     causes = [cause for cause in CAUGHT_UP if cause in edits]
     if not causes or found.largest - found.least < FAR_APART:

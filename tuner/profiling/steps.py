@@ -63,7 +63,7 @@ def find_steps(trace: Trace, launches: Launches) -> StepWindows:
     """Find the windows of the steps that the profiler marked, adjusted to the device's work.
 
     A step ends when its CPU part and all device work launched inside it have ended; the next begins
-    there, and the first one when the work of the step before it has ended. Without marks a step lasts from
+    there, and the first one when device work launched earlier has ended. Without marks a step lasts from
     one update of the parameters to the next. A trace without either is one window over everything. On a trace
     without device work the windows are those of the CPU.
     """

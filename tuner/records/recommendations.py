@@ -171,7 +171,7 @@ class Recommendation(Record):
 
     Attributes:
         study_id: Id of the study.
-        created_at: ISO 8601, UTC.
+        created_at: Time at which it was made, in ISO 8601, UTC.
         workload: Reference of the workload, as the user wrote it.
         workload_signature: Hash that similar workloads share.
         global_batch: Samples of one step.

@@ -1,7 +1,7 @@
 """Dependency graph of a rank's recorded steps: one chain of host calls, and the device operations that they launch.
 
 Times are measured; edges follow rules. All threads that launch form one chain, because forward and backward threads
-take turns; launches of a thread beside them have a place in it, and take no time of it. An operation begins when its
+take turns; launches of a thread beside them have a place in the chain, but take none of its time. An operation begins when its
 launch, the previous operation on its stream, and the operations of other streams that it waits for allow it. Of these
 edges the one that bound its start carries the whole measured delay, the others the usual one.
 

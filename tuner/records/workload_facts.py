@@ -226,7 +226,7 @@ class WorkloadFacts(Record):
         units_per_batch: Mean samples or tokens of a batch.
         custom_step: Whether the workload has a training step of its own.
         host_read: The first operator of a step for whose result the host waits, with its line; empty without one.
-        host_read_beside_masks: The first such operator that computes no attention mask, with its line; empty without one.
+        host_read_beside_masks: The first such operator that computes no attention mask; empty without one.
         sample_loss: Loss of the first batch.
         prepare_ns: Time of its `prepare`.
         import_ns: Time of importing it.

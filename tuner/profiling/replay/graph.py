@@ -1,8 +1,8 @@
 """Dependency graph of a rank's recorded steps: one chain of host calls, and the device operations that they launch.
 
 Times are measured; edges follow rules. All threads that launch form one chain, because forward and backward threads
-take turns; launches of a thread beside them have a place in the chain, but take none of its time. An operation begins when its
-launch, the previous operation on its stream, and the operations of other streams that it waits for allow it. Of these
+take turns; launches of a thread beside them have a place in the chain, but take none of its time. An operation begins
+when its launch, the previous operation on its stream, and the operations of other streams that it waits for allow it. Of these
 edges the one that bound its start carries the whole measured delay, the others the usual one.
 
 Sources: Daydream (Zhu et al., ATC 2020) for the graph and its edits, dPRO (Hu et al., MLSys 2022) for several ranks,

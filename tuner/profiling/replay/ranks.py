@@ -159,8 +159,8 @@ def step_time_ns(ranks: Ranks, *, usual_delays: bool = False) -> float:
 def without_late_ranks(ranks: Ranks) -> Ranks:
     """Return the ranks without late ones: no rank takes longer than the others between two collectives.
 
-    A late rank's excess over the others' median is removed: on its host from the longest stretches, on its device from all
-    kernels. Kernels beside a waiting collective are slower, so they get the least time that they take on any rank.
+    A late rank's excess over the others' median is removed: on its host from the longest stretches, on its device from
+    all kernels. Kernels beside a waiting collective are slower, so they get the least time that they take on any rank.
     """
     graphs = [_beside_waiting(ranks, place) for place in range(len(ranks.graphs))]
     stretches = [

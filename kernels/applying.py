@@ -1,5 +1,5 @@
-"""Application of kernels to a training: parts that a kernel can compute, reasons against the others, and the change of
-the training.
+"""Application of kernels to a training: which parts a kernel can compute, why not the others, and the change of these
+parts.
 
 A kernel's pattern finds modules of the model, parts of the loss (what the workload keeps in its attributes, and the
 modules therein), or the optimizer.

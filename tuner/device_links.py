@@ -28,8 +28,8 @@ NO_PEER_ACCESS = " (no peer access)"
 
 
 def device_links(uuids: Sequence[str]) -> dict[str, str]:
-    """Return the kind of link between each two devices, as {"0-1": "NV18"}; empty for a single device, and where NVML
-    is missing or refuses.
+    """Return the kind of link between each pair of devices, as {"0-1": "NV18"}; empty for a single device, and where
+    NVML is missing or refuses.
 
     Args:
         uuids: UUIDs of the devices in CUDA's order, as NVML writes them.
@@ -47,7 +47,7 @@ def device_links(uuids: Sequence[str]) -> dict[str, str]:
 
 
 def links_between(nvml: Any, uuids: Sequence[str]) -> dict[str, str]:
-    """Return the kind of link between each two devices, in the format of `device_links`.
+    """Return the kind of link between each pair of devices, in the format of `device_links`.
 
     Args:
         nvml: The module `pynvml`.

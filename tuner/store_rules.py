@@ -107,7 +107,7 @@ def in_order(decisions: Sequence[Decision]) -> list[Decision]:
 
 
 def fits(study_id: str, text: str) -> bool:
-    """Say whether `text` matches this study id, in full or in short."""
+    """Say whether `text` matches this study id, in full or abbreviated."""
     return bool(text) and (study_id.startswith(text) or study_id.endswith(text))
 
 

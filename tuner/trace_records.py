@@ -65,7 +65,7 @@ class QueueStats(Record):
 
 
 class OperatorStats(Record):
-    """Calls of one operator with arguments of one shape."""
+    """Calls of one operator with the same argument shapes."""
 
     name: str
     shapes: str

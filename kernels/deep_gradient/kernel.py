@@ -88,7 +88,9 @@ def deep_gradient_compensate(
     CHUNK: tl.constexpr,
     LONGEST: tl.constexpr,
 ):
-    """Update u and v, and write each chunk's histogram of v (C, BINS) and the bits of its largest magnitude (C)."""
+    """Update the momenta u and the unsent values v; write each chunk's histogram of v (C, BINS) and the bits of its
+    largest magnitude (C).
+    """
     chunk = tl.program_id(0)
     tensor = tl.load(tensor_of_chunk + chunk)
     row = addresses + tensor * COLUMNS
@@ -240,7 +242,7 @@ def deep_gradient_select(
     LONGEST: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """Move the elements beyond a threshold to `values` and `found`, and set them to zero in u and v.
+    """Move the elements beyond a threshold to `values` and `found`; set them to zero in momenta and unsent values.
 
     A program scans its chunk part by part: from most parts nothing is sent.
 

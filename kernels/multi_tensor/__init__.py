@@ -62,7 +62,7 @@ class Launch:
 
 
 def reason_against(parameters: Sequence[Tensor]) -> str:
-    """Return why these kernels cannot update the parameters; empty where they can."""
+    """Return why multi-tensor kernels cannot update the parameters; empty where they can."""
     devices = {parameter.device for parameter in parameters}
     if len(devices) > 1:
         return f"requires all parameters on one device; they are on {', '.join(sorted(map(str, devices)))}"

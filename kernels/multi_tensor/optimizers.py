@@ -228,6 +228,6 @@ def rate(group: Mapping[str, Any]) -> float:
 
 
 def all_of(names: Iterable[str]) -> Callable[[Mapping[str, Any]], tuple[str, ...]]:
-    """Return a function that gives these state names for any group."""
+    """Return a function that returns these state names for every parameter group."""
     kept = tuple(names)
     return lambda group: kept

@@ -172,7 +172,7 @@ def _num_ranks(situation: Situation) -> int:
 
 
 def arithmetic(situation: Situation, **changed: Any) -> str:
-    """Return the arithmetic of matmuls by its name in the calibration.
+    """Return the name, in the calibration, of the arithmetic of matmuls.
 
     Args:
         changed: Fields of the incumbent's `Computation` that a choice changes.

@@ -208,7 +208,7 @@ def _check_environment(recommendation: Recommendation) -> None:
 
 
 def check_order(rank: int, backend: str) -> None:
-    """On the first rank, warn about the cost of rings over interleaved ranks, unless Steptune orders the rings itself.
+    """Warn, on the first rank, about the cost of rings over interleaved ranks, unless Steptune orders the rings itself.
 
     Every rank must call it.
     """

@@ -39,7 +39,7 @@ not repeatable.
 """
 FP32_ROUNDOFF = 2.0**-23
 """Unit roundoff up to which the limits of FP32 apply: such arithmetics sum in wider formats, and a different order of a
-long sum counts as many roundings.
+long sum amounts to many roundings.
 """
 
 

@@ -89,7 +89,7 @@ class SeenStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Deviation:
-    """Deviation of the step and the tensor whose update differs most from the rule's.
+    """Deviation from the rule, at the step and in the tensor where the update differs most.
 
     Attributes:
         score: In units of what rounding allows; `LIMIT` is the largest that passes.

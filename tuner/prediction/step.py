@@ -21,7 +21,7 @@ UPDATE_BYTES = 28
 """Bytes that AdamW reads and writes for one FP32 parameter: it reads parameter, gradient and two moments, and writes
 back three of them."""
 BACKWARD_SHARE = 2 / 3
-"""Default share of the backward pass in forward and backward: each matmul of the forward pass needs two in the
+"""Default share of the backward pass in the compute of both passes: each matmul of the forward pass needs two in the
 backward."""
 NO_PHASES = "the profile does not separate forward and backward pass: two thirds are counted as the backward pass"
 

@@ -266,8 +266,8 @@ def analyse_trace(
 
 
 def _replayed_together(analysis: RankAnalysis, graph: Graph, unprofiled_step_time_ns: int | None) -> RankAnalysis:
-    """Add to the replay the joint savings of the findings' causes: what each cause saves in addition to the causes
-    before it.
+    """Add to the replay the joint savings of the findings' causes: what each cause saves beyond the causes before
+    it.
     """
     breakdown = busiest(analysis.breakdowns)
     causes = causes_of(diagnose(Evidence(analysis=analysis)), SUBJECTS)
@@ -320,8 +320,8 @@ def without_timelines(analysis: TraceAnalysis) -> TraceAnalysis:
 
 
 def step_time_cv(capture: Capture) -> float | None:
-    """Return the coefficient of variation of the step times (sample standard deviation over mean); None below two
-    marked steps.
+    """Return the coefficient of variation of the step times (sample standard deviation over mean); None for
+    fewer than two marked steps.
     """
     lengths = np.diff(capture.steps.boundaries)
     if len(lengths) < 2 or not lengths.any():

@@ -84,7 +84,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Arguments:
-    """Arguments of one call: tensor shapes by position; None for other arguments.
+    """Arguments of one call: the tensor at each position, or None for an argument of another kind.
 
     Attributes:
         lists: Shapes of the tensors in each list of tensors; empty for other arguments, and for lists too long to be

@@ -113,7 +113,7 @@ def _inside(start: Ints, end: Ints, intervals: Intervals) -> Ints:
 
 
 def _steps(capture: Capture, time: Ints) -> Ints:
-    """Return the number in the name of the step mark that contains each moment."""
+    """Return, for each moment, the number in the name of the step mark that contains it."""
     trace = capture.trace
     marks = trace.host_rows(r"^ProfilerStep#\d+$", *HOST)
     marks = marks[trace.host.thread[marks] == capture.steps.thread]

@@ -61,8 +61,8 @@ FUSED_OPTIMIZER = 0.8
 parameter.
 """
 NOTABLE = 0.01
-"""Minimum excess of a gain with other causes present over the gain without them, as a share of the step, from which the
-excess is reported.
+"""Minimum excess, as a share of the step, of a gain with other causes present over the gain without them, for that
+excess to be reported.
 """
 HIDDEN = 0.2
 """Minimum share of communication hidden behind compute for communication to count as already overlapped."""
@@ -285,7 +285,7 @@ def _memory_filled(evidence: Evidence) -> float | None:
 
 
 def _copy_cause(evidence: Evidence) -> Cause | None:
-    """Return the cause for copies that already come from pinned memory; None for all others."""
+    """Return the cause for copies that already come from pinned memory; None for other copies."""
     if evidence.facts.pinned_memory is not True:
         return None
     return Cause(

@@ -128,7 +128,7 @@ def by_worth(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def late_first(findings: Sequence[Finding]) -> list[Finding]:
-    """Move a late rank before findings on the compute and waits of its peers, whatever their size.
+    """Move the finding of a late rank before those on the compute and waits of its peers, whatever their size.
 
     Only launches that cost all ranks more than the wait for the late rank stay before it: they concern no single rank.
     """

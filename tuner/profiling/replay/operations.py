@@ -233,7 +233,9 @@ def _recorded_waits(
 
 
 def _infer(depends: dict[int, tuple[int, ...]], late: Ints, node: Ints, start: Ints, end: Ints, stream: Ints) -> None:
-    """Make each late operation that no edge explains depend on the one of another stream that ended just before."""
+    """Make each late operation that no edge explains depend on an operation of another stream that ended just before
+    it.
+    """
     by_end = np.argsort(end, kind="stable")
     ends = end[by_end]
     for number in late.tolist():

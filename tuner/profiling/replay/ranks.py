@@ -86,7 +86,7 @@ def meet(graphs: Sequence[Graph]) -> Ranks:
 
 
 def _groups(graphs: Sequence[Graph]) -> Ints:
-    """Return, for each collective and rank, the first rank of the group that takes part in that collective together.
+    """Return, for each collective and rank, the first rank of the rank's group in that collective.
 
     Raises:
         UnlikeRanksError: Ranks of one group call its collectives at different positions in their programs.
@@ -211,7 +211,7 @@ def _late(own: Floats, usual: Floats, slow: float) -> npt.NDArray[np.bool_]:
 
 
 def _shorten(gap: Floats, length: Floats, members: Ints, excess: float) -> None:
-    """Remove an excess from the longest of some stretches of a host, one after the other."""
+    """Remove an excess of time from the longest of a host's given stretches, one after the other."""
     stretches = sorted(
         ((float(column[node]), which, node) for which, column in enumerate((gap, length)) for node in members.tolist()),
         reverse=True,

@@ -78,7 +78,8 @@ class Kernel:
     """A fused kernel with its definition, its cases and its pattern.
 
     Attributes:
-        name: Name of the folder and in the strategy `fused_kernels`; for another package, that of its entry point.
+        name: Name of the kernel's folder, also used by the strategy `fused_kernels`; for another package's kernel, the
+            name of its entry point.
         summary: One line for tables.
         function: The kernel, called with the tensors and options of a case by name.
         reference: The definition in plain PyTorch, called with the same arguments.

@@ -443,7 +443,7 @@ def _registered() -> tuple[Kernel, ...]:
     Raises:
         ImportError: An entry point cannot be loaded.
         TypeError: An entry point is not a kernel.
-        ValueError: A name is taken, is not that of the entry point, or the kernel has no pattern.
+        ValueError: A kernel's name is taken or differs from its entry point's, or the kernel has no pattern.
     """
     found: list[Kernel] = []
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):

@@ -30,7 +30,7 @@ class Method(StrEnum):
 
 
 class Speed(Record):
-    """Speed of a configuration over that of the reference.
+    """Speed of a configuration, as a ratio to the speed of the reference.
 
     Attributes:
         ratio: The estimate; 1.0 is the reference's speed.

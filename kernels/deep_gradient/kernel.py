@@ -2,7 +2,7 @@
 
 Compensation writes a histogram of each chunk, from which each tensor's thresholds are chosen.
 
-Magnitudes are compared as bits, which order as the numbers do; those of NaN are beyond infinity's.
+Magnitudes are compared by their bits, which have the same order; the bits of NaN are beyond infinity's.
 Bin 0 of a histogram counts the elements beyond no threshold, bin k those beyond exactly the k lowest.
 
 Settings of a tensor: 0 momentum, 1 Nesterov.

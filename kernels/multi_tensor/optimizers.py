@@ -1,6 +1,6 @@
 """Optimizers of users and libraries whose step a kernel computes over all parameters at once.
 
-An optimizer that is changed becomes one of a subclass of its own class with another `step`: groups, options, state and
+A changed optimizer becomes an instance of a subclass of its class, with another `step`: groups, options, state and
 hooks stay, so that states of either load into the other. Gradients stay as they are, which some loops scale in place.
 
 A class's name alone does not prove what the class computes: three of its steps on a few small tensors in float64 must

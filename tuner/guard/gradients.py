@@ -125,8 +125,8 @@ def measure_noise(
 
     Args:
         reference: Gradients of the reference, by step.
-        disturbed: The same steps of each run that was disturbed by `unit_roundoff`.
-        repeated: The same steps of a second run that was not disturbed.
+        disturbed: Gradients of the same steps, for each run that was disturbed by `unit_roundoff`.
+        repeated: Gradients of the same steps in a second run that was not disturbed.
         exact: Indices of the steps that begin from the reference's parameters.
     """
     raw = [_raw(wanted, [run[k] for run in disturbed], repeated[k]) for k, wanted in enumerate(reference)]

@@ -30,7 +30,7 @@ FLOOR = 0.5
 SPREADS = 3.0
 """Factor, in the limit, on the deviation among the reference's own runs."""
 FLOOR_OF_DRAWS, SPREADS_OF_DRAWS = 0.25, 2.0
-"""Floor and factor of the limit for draws that begin from one place. Correct trainings reach 0.4 of the limit
+"""Floor and factor of the limit for draws that begin from the same parameters. Correct trainings reach 0.4 of the limit
 (`benchmarks/results/guard_power.json`).
 """
 FALSE_SHIFTS = 1e-4
@@ -52,7 +52,7 @@ class Scatter:
             step.
         num_seeds: Number of runs.
         spread: Root mean square of the excess that the reference's own runs show.
-        is_of_draws: True if all steps began from one place.
+        is_of_draws: True if all steps began from the same parameters.
         directions: Number of independent directions in which masks move the gradients of draws; at most one less than
             the number of draws.
     """
@@ -87,7 +87,7 @@ def measure_draws(draws: Sequence[Tensors]) -> Scatter | None:
     """Measure how masks scatter the gradients of the reference's draws.
 
     Args:
-        draws: Gradients of steps that began from one place, on one batch, each with a seed of its own.
+        draws: Gradients of steps that began from the same parameters, on one batch, each with a seed of its own.
 
     Returns:
         None where there are too few draws, or where masks hardly move any gradient.

@@ -92,7 +92,7 @@ class Deviation:
     """Deviation from the rule, at the step and in the tensor where the update differs most.
 
     Attributes:
-        score: In units of what rounding allows; `LIMIT` is the largest that passes.
+        score: Score in units of the difference that rounding allows; `LIMIT` is the largest that passes.
         step: Number of the step, from 1.
         name: Name of the parameter.
         rate: Relative excess of the update; meaningless where the tensor was not updated.

@@ -30,7 +30,7 @@ class NcclChoices(Record):
     Attributes:
         algorithms: Algorithms of all-reduces that ran; where the log does not record these, the algorithms that NCCL
             could choose from.
-        protocols: Protocols likewise, of all collectives.
+        protocols: Protocols of all collectives that ran, or else those that NCCL could choose from.
         channels: Channels of the communicator with the fewest, and of that with the most; None where the log does not
             record them.
         sockets: Distinct pairs of threads and sockets per thread; empty where no connection uses sockets.

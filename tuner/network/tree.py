@@ -1,7 +1,7 @@
 """A host's files under a directory: `/` itself, or a copy of another host's.
 
 Links are followed inside the directory, as if it were the root: an absolute link in a copy never leads to the files of
-the machine that looks at it. What cannot be read is an error of its own, so that no check takes it for absent.
+the machine that examines it. A file that cannot be read raises a separate error, so that no check takes it for absent.
 """
 
 from __future__ import annotations

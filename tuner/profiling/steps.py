@@ -29,7 +29,7 @@ class StepWindows:
         thread: The thread that ran the steps.
         host_starts: Time at which the host began each step, maybe ahead of the device. Empty without marks.
         host_end: Time at which the host ended the last step.
-        marked: True if the trace shows where steps begin; without marks all of it is one window.
+        marked: True if the trace shows where steps begin; without marks the whole trace is one window.
         cut_by: Name of the optimizer's ranges that separate steps if the profiler marked none; else empty.
         num_dropped: Incomplete steps at the end that are left out.
         num_ignored: Number of marks that are not steps of the loop: on other threads, around other marks, or empty.

@@ -155,7 +155,7 @@ def host_chain(capture: Capture) -> Chain | None:
 def _beside(launched: Ints, start: Ints, end: Ints, low: int) -> Ints:
     """Return the place in the chain for launches by a thread beside it: the end of the host's work before them.
 
-    They take none of its time, and no pause of it delays them.
+    Such launches take none of the chain's time, and no pause of the chain delays them.
     """
     order = np.argsort(start, kind="stable")
     reached = np.concatenate([[low], np.maximum.accumulate(end[order])])

@@ -61,8 +61,8 @@ FUSED_OPTIMIZER = 0.8
 parameter.
 """
 NOTABLE = 0.01
-"""Minimum excess of a gain with other causes present over the gain without them, as a share of the step, from which the
-excess is reported.
+"""Minimum excess, as a share of the step, of a gain with other causes present over the gain without them, for that
+excess to be reported.
 """
 HIDDEN = 0.2
 """Minimum share of communication hidden behind compute for communication to count as already overlapped."""
@@ -80,9 +80,9 @@ class Remedy:
 
     Attributes:
         advice: Text shown to users, as an imperative.
-        cures: Effects that strategies need to have for it.
+        cures: Effects by which strategies carry out the remedy.
         useful: True if the remedy is not enabled yet and the device supports it.
-        unless: Text shown to users: condition under which it is left out; empty for never.
+        unless: Text shown to users: condition under which the remedy is left out; empty for never.
     """
 
     advice: str
@@ -110,7 +110,7 @@ class Rule:
         message: Text shown to users; `{share}` is filled in.
         remedies: Possible remedies; the rule finds nothing if none of them is useful.
         devices: Kinds of device to which the rule applies.
-        applies: A further condition.
+        applies: Further condition for the rule to fire.
         reach: The largest part of the share that the advice could save.
         measure: Quantity that is compared with the thresholds instead of the share; None if it is unknown. Such a
             rule bounds no gain, unless it has categories: then the measure is a part of their share, and the bound.
@@ -285,7 +285,7 @@ def _memory_filled(evidence: Evidence) -> float | None:
 
 
 def _copy_cause(evidence: Evidence) -> Cause | None:
-    """Return the cause for copies that already come from pinned memory; None for all others."""
+    """Return the cause for copies that already come from pinned memory; None for other copies."""
     if evidence.facts.pinned_memory is not True:
         return None
     return Cause(
@@ -735,7 +735,7 @@ def _message(rule: Rule, gain: Gain | None, share: float, *, aside: bool) -> str
 
 
 def _most(rule: Rule, evidence: Evidence, gain: Gain | None, share: float) -> float:
-    """Return the most that a rule's advice could save."""
+    """Return the maximum share of the step that a rule's advice could save."""
     removable = evidence.removable_share(*rule.categories)
     return bound_of(gain, rule.reach * (min(removable, share) if rule.measure is not None else removable), share)
 

@@ -1,7 +1,7 @@
 """A recommendation as changes to the script itself: a unified diff, and options of its command line.
 
 Only changes with a plain idiom become lines: the rest is left to `steptune.enable`, with the reason. A diff is made at
-the places that the inspection recorded, in files below the script's folder, and only in such as were not edited since.
+the places that the inspection recorded, only in files below the script's folder that were not edited since.
 """
 
 from __future__ import annotations

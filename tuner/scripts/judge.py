@@ -201,7 +201,7 @@ class _Judgement:
 
     @property
     def _has_right_updates(self) -> bool:
-        """Say whether only right updates can have moved the candidate's weights away from the reference's."""
+        """Say whether only correct updates can have moved the candidate's weights away from the reference's."""
         return self._are_updates_shown and all(check.passed for check in self._checks if check.kind == "update")
 
     def _check_calls(self) -> None:

@@ -116,7 +116,7 @@ class Prior:
         kernels: By parameter: correlations of its levels.
         acts: By parameter, level and category: whether the choice declares to act there.
         means: By parameter, level and category: logarithm of the factor if the expected savings come true.
-        most: By parameter and level: logarithm of the largest factor of the rate that its bound allows.
+        most: By parameter and level: logarithm of the largest speed-up that its bound allows.
     """
 
     kernels: Sequence[Floats]

@@ -41,7 +41,7 @@ class GroupRunner:
     """Runner of one study's groups of trials.
 
     Args:
-        knowledge: The search's, for start times and memory peaks of candidates.
+        knowledge: Knowledge of the search, for start times and memory peaks of candidates.
         before_trials: Called before trials begin; may raise `StudyInterrupt`.
         place: Returns the current place: the machine, and its devices in use.
     """
@@ -116,7 +116,7 @@ class GroupRunner:
         """Run again, one by one, the trials that ran out of memory beside others, or were not measured because another
         trial did.
 
-        A companion is not repeated: it is of use beside its trial only.
+        A companion is not repeated: it is useful only beside its trial.
         """
         repeated = []
         for spec, result in zip(specs, results, strict=True):

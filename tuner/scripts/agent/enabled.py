@@ -161,7 +161,7 @@ class Enabled:
         self._num_loaders = self._num_optimizers = 0
         self._called: WeakKeyDictionary[torch.nn.Module, bool] = WeakKeyDictionary()
         self.over: Callable[[], None] = lambda: None
-        """Callback once no module is left to be changed."""
+        """Callback that runs once no module is left to change."""
         atexit.register(self._tell_missing)
 
     @property

@@ -1,7 +1,7 @@
 """Loader that is one batch ahead: the next batch is copied to the device while the current one is computed.
 
-The copy runs on a stream of its own. What computes waits for the copy by an event, and the caching allocator is
-told that both streams use the batch (`record_stream`), so that its memory is not given away while either still does.
+The copy runs on a stream of its own. Computation waits for the copy by an event, and the caching allocator is
+told that both streams use the batch (`record_stream`), so that its memory is not reused while either still uses it.
 A copy is asynchronous only from page-locked memory.
 
 Source: https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html ,

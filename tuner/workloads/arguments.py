@@ -45,7 +45,7 @@ class Parameters:
             given: Arguments that the entry itself sets.
 
         Raises:
-            WorkloadRejectedError: Names the argument, its value, and how to write it.
+            WorkloadRejectedError: An argument is refused; the message names it, its value, and how to write it.
         """
         missing = [known for known in self.required if known not in {*arguments, *(given or {})}]
         if missing:

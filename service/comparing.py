@@ -81,11 +81,11 @@ def compared(
 
     Args:
         analysis_of: Returns the stored analysis of a trial; modules are compared where both trials have one.
-        recommendation: That of the first trial's study. If it states the speeds of both configurations, the step's
-            change is taken from there: two runs are less certain.
+        recommendation: Recommendation of the first trial's study. If it states the speeds of both configurations, the
+            step's change is taken from there: two runs are less certain.
 
     Raises:
-        ComparisonError: One was not profiled.
+        ComparisonError: One of the trials was not profiled.
     """
     (study, trial), (other_study, other) = before, after
     results = [t.result for t in (trial, other) if t.result is not None]

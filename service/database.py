@@ -1,6 +1,6 @@
 """The schema of a database: creating it, checking it, and opening a store on it.
 
-Alembic is imported by what migrates only: every command checks the schema, and few find one to change.
+Only migrations import Alembic: every command checks the schema, and few have to change it.
 """
 
 from __future__ import annotations

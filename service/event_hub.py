@@ -2,7 +2,7 @@
 
 Events have numbers that grow, and streams send them in that order, so that a client that comes back with the last
 number it saw misses nothing. A transaction that took a number may commit after one that took the next: so streams send
-what lies below the horizon (`steptune.service.queries.events.horizon`), where nothing more can come.
+what lies below the horizon (`steptune.service.queries.events.horizon`), where no further event can appear.
 """
 
 from __future__ import annotations

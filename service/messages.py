@@ -38,8 +38,8 @@ class Page(Record, Generic[Item]):
     """Part of a list, in the order that the operation states.
 
     Attributes:
-        items: At most `limit` of them.
-        next_cursor: For the next page; null on the last one.
+        items: The items, at most `limit`.
+        next_cursor: Cursor of the next page; null on the last one.
     """
 
     items: tuple[Item, ...]
@@ -95,7 +95,7 @@ class StudyQueueState(Record):
         num_claims: Number of times that a worker began to run it.
         num_lost: Number of workers that died with it since a trial was last completed.
         device_seconds: Devices times the time that workers held them for it.
-        queued_at: When it was queued (last).
+        queued_at: When it was last queued.
         claimed_at: When its worker got its present devices; null while the worker waits for a cluster.
         ended_at: When it ended.
     """
@@ -204,7 +204,7 @@ class TrialDetail(TrialSummary):
 
     Attributes:
         attempts: Its process starts.
-        repeated: Runs before the last one, with how they ended, which says nothing about the candidate.
+        repeated: Runs before the last one, with their ends, which say nothing about the candidate.
         failure: Why it ended early; null where it did not.
         guard_passed: Whether it is still the same training; null where that was not checked.
         startup: Division of the time before the first window.
@@ -369,7 +369,7 @@ class ExportFormat(Record):
     Attributes:
         name: Name for `exports/{name}`.
         summary: Description of the format.
-        version: The library, and the version of it, that the text is for.
+        version: The library, with its version, for which the file is written.
         usage: How to use the file.
         file_name: Usual name of the file.
         media_type: Media type of the file.

@@ -57,7 +57,7 @@ class SqlStudyStore:
     Threads and processes may write at the same time.
 
     Args:
-        engine: From `steptune.service.database.create_engine_for`, its schema checked; closed with the store.
+        engine: Engine of a database whose schema has been checked; closed with the store.
         lease: Lease of the worker that writes: once it is over, writes are refused with LeaseLostError. Without one,
             all writes are allowed: those of the command line, which asks the queue first.
     """

@@ -57,12 +57,12 @@ class Problem(Record):
 
     Attributes:
         type: A URN of the problem's kind.
-        title: The kind, for people.
+        title: Human-readable name of the kind.
         status: The HTTP status.
         detail: What was violated, the value, and the way out.
-        instance: The path that was asked for.
+        instance: The requested path.
         code: The kind, for programs: the last part of `type`.
-        request_id: Under which the service logged the request; also the header X-Request-ID.
+        request_id: Id under which the service logged the request; also the header X-Request-ID.
         errors: Each field that is wrong.
         context: More about it, for programs: the scope that is needed, the quota that is used up.
     """

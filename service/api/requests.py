@@ -189,7 +189,7 @@ def check_of_a_script(request: StudyRequest) -> None:
     """Refuse fields that the command of a script decides itself.
 
     Raises:
-        ChoiceError: Names the field.
+        ChoiceError: Such a field is set; the message names it.
     """
     if request.num_hosts > 1:
         raise ChoiceError("`num_hosts` must be 1 for a script, which is tuned on one host")

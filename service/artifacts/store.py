@@ -41,7 +41,7 @@ class ArtifactStore:
 
     Args:
         files: Location of the files; a path stands for a directory, made when the first file is put.
-        lock: Lock shared with all who put or collect there; by default a file in the directory.
+        lock: Lock shared with all processes that put or collect files there; by default a file in the directory.
     """
 
     def __init__(self, files: Files | Path, lock: CollectionLock | None = None) -> None:

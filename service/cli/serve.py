@@ -25,7 +25,7 @@ def serve(settings: Settings) -> None:
     """Serve until interrupted.
 
     Raises:
-        StoreError: The database cannot be used; SchemaOutdatedError and SchemaTooNewError say how to go on.
+        StoreError: The database cannot be used; SchemaOutdatedError and SchemaTooNewError say how to continue.
         ChoiceError: Settings that contradict each other.
     """
     from steptune.service.serving import run

@@ -115,7 +115,7 @@ class Client:
         """Upload a script's own sources, without data, and the manifest that says how to run it.
 
         Returns:
-            The workload, and which files went along.
+            The workload, and the files that were sent or left out.
 
         Raises:
             WorkloadError: It is not there, or too large.
@@ -152,8 +152,8 @@ class Client:
         """Submit a study.
 
         Args:
-            workload: What workers have: `zoo:NAME`, or `package.module:Class`; or
-            workload_id: what was uploaded.
+            workload: Reference of a workload that workers have: `zoo:NAME`, or `package.module:Class`; or
+            workload_id: Id of an uploaded workload.
             request: The other fields of `POST /studies`: budget_s, max_trials, allow, only, skip, seed, num_ranks,
                 num_hosts, device, constraints, hardware, priority, title.
         """
@@ -249,7 +249,7 @@ class Client:
     # --- trials ----------------------------------------------------------------------------------
 
     def trials(self, study_id: str, state: str | None = None) -> Iterator[TrialSummary]:
-        """Return the trials in the order in which they began."""
+        """Yield the trials in the order in which they began."""
         return self._all(f"/studies/{study_id}/trials", Page[TrialSummary], state=state)
 
     def trial(self, trial_id: str) -> TrialDetail:

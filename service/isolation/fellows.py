@@ -32,7 +32,7 @@ def fellows(owner: str | None, uid: int | None) -> Iterator[Callable[[], Sequenc
     """Register this study's submitter, and return a function that finds the submitter's other studies.
 
     Args:
-        owner: The submitter; None for nobody: such studies share with no others.
+        owner: The submitter; None where there is none: such studies share their limits with no others.
         uid: User of the trials and of no others.
     """
     if owner is None:

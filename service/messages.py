@@ -160,8 +160,8 @@ class TrialSummary(Record):
         step_time_ns: Step time over its clean windows, including epoch restarts; null without any.
         units_per_s: Samples or tokens per second over its clean windows, epoch restarts included; null without any.
         num_windows: Number of clean windows.
-        gain: Deprecated as a figure of its configuration, whose speed the recommendation states: that of this run over
-            the reference's when it completed, by rounds where they took turns; null if not measured.
+        gain: Rate of this run over the reference's when it completed, by rounds where they took turns; null if not
+            measured. Deprecated as a figure of the configuration, whose speed the recommendation states.
     """
 
     trial_id: str

@@ -201,7 +201,7 @@ def check_of_a_script(request: StudyRequest) -> None:
 
 
 class StudyChange(Body):
-    """Changes of a study. What is left out stays."""
+    """Changes of a study; what is left out stays as it is."""
 
     title: Text | None = Field(default=None, max_length=200, description="For people.", examples=["ViT-L, again"])
     priority: int | None = Field(

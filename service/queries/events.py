@@ -130,7 +130,7 @@ def events_after(
 
 
 def ended_studies(engine: Engine, study_ids: Sequence[str]) -> set[str]:
-    """Return the studies, of those given, that have ended, including deleted ones."""
+    """Return which of the given studies have ended, including deleted ones."""
     if not study_ids:
         return set()
     wanted = set(study_ids)

@@ -1,4 +1,4 @@
-"""Judgement whether a candidate's training is the same, from the candidate's guarded steps and the reference's.
+"""Judgement of whether a candidate's training is the same as the reference's, from the guarded steps of both.
 
 It runs in a process of its own, because the files hold tensors. Rules and limits are those of workloads
 (`tuner/guard/`); what a foreign loop does not show is listed among the verdict's notes. Where two runs of today's

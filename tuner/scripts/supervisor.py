@@ -1,7 +1,7 @@
 """Process between `steptune` and the command of a script: it makes the view, and leaves no process behind.
 
-All that the command starts and abandons is adopted, and killed when the command has ended, when its ranks have been
-recorded, when this process is told to end, or when its parent dies.
+All processes that the command starts and abandons are adopted, and killed when the command has ended, when its ranks
+have been recorded, when this process is told to end, or when its parent dies.
 """
 
 from __future__ import annotations

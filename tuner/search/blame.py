@@ -1,10 +1,10 @@
 """Probability that a configuration runs, from configurations that ran and configurations that failed.
 
-A failed start is blamed on those of its choices, and pairs of choices, that never ran. The blame of one depends on how
-many others are suspected; the blame of several failures adds up. A choice that failed beside today's others may run
-beside different ones, so a pair of a choice and an unchanged strategy is suspected too, with less weight. Memory is
-modelled separately (`Room`): the needs of choices add up, and a configuration that ran out of memory needs more than
-any that fitted.
+A failed run is blamed on those of its choices, and pairs of choices, that no successful run had. The blame of one
+depends on how many others are suspected; the blame of several failures adds up. A choice that failed beside today's
+others may run beside different ones, so a pair of a choice and an unchanged strategy is suspected too, with less
+weight. Memory is modelled separately (`Room`): the needs of choices add up, and a configuration that ran out of memory
+needs more than any that fitted.
 """
 
 from __future__ import annotations

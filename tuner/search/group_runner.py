@@ -34,7 +34,7 @@ from steptune.tuner.strategies.situations import situation_of
 UNSEEN = 1.3
 """Memory assumed for a candidate that was never measured, as a multiple of the largest known peak in its group."""
 MIN_TURN_S = 3.0
-"""Maximum start-up time, in seconds, of a companion that is always worth running."""
+"""Maximum start-up time, in seconds, for which a companion trial is always worth running."""
 
 
 class GroupRunner:

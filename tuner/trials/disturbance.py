@@ -203,8 +203,8 @@ def of_bias_corrections(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 def _condition(betas: tuple[Any, Any], step: int) -> float:
-    """Return the ratio of the update's relative error to that of beta ** step. The update scales with sqrt(1 - beta2 **
-    step) / (1 - beta1 ** step).
+    """Return the ratio of the update's relative error to the relative error of beta ** step. The update scales with
+    sqrt(1 - beta2 ** step) / (1 - beta1 ** step).
     """
     first, second = (float(beta) ** step / (1 - float(beta) ** step) for beta in betas)
     return first + second / 2

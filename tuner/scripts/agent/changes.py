@@ -1,6 +1,6 @@
 """The changes of a trial, made to the objects that the inspection recorded, as if the script's own lines made them.
 
-Flags are set at the first mark of training, because scripts set them too; loaders are changed when their iterator is
+Flags are set at the first event of training, because scripts set them too; loaders are changed when their iterator is
 made, optimizers when they are made, modules when they are called with gradients for the first time. Changes that were
 made are recorded, so that one that was never reached does not count as effective.
 """

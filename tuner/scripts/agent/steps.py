@@ -23,7 +23,7 @@ parameters by hand: it may accumulate gradients over many passes."""
 
 
 class StepFinder:
-    """Detector of the marks with which a step ends.
+    """Detector of the events that end a step of the training.
 
     Attributes:
         pattern: Numbers of the optimizers in a step, in order, the last one ending it; empty where steps are backward

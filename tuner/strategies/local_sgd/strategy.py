@@ -89,7 +89,7 @@ class LocalSgd(Strategy):
         return {"every": choice["every"]}
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Return the maximum savings: exposed communication without that of the averages, each of which sends as many
+        """Return the maximum savings: exposed communication, less the time of the averages, each of which sends as many
         bytes as the gradients of a step.
         """
         today = int(situation.choices[self.name]["every"] or 1)

@@ -61,7 +61,7 @@ def with_result(trial: Trial) -> Trial:
     """Return the trial; refuse one without a result.
 
     Raises:
-        StoreError: It has none (yet).
+        StoreError: The trial has no result (yet).
     """
     if trial.result is None:
         raise StoreError(f"trial {trial.sequence} of study {trial.study_id} has no result ({trial.state.value})")

@@ -106,7 +106,7 @@ def budget_left_s(budget_s: float, look_s: float) -> float:
     """Return the seconds of a budget that are left after an inspection.
 
     Raises:
-        BudgetError: None remain.
+        BudgetError: No time is left.
     """
     if look_s >= budget_s:
         raise BudgetError(

@@ -276,7 +276,7 @@ def check_kept(kind: str, packed: Path) -> None:
     the file holds.
 
     Raises:
-        FileReplacedError: It is not a file as a trial writes it.
+        FileReplacedError: The file is not in the form in which a trial writes it.
     """
     reader = {"timeline": read_timelines, "analysis": read_analysis, "lanes": read_lanes}.get(kind)
     if reader is None:

@@ -98,7 +98,7 @@ class Access:
         """Return the owner of a token.
 
         Raises:
-            NotAuthenticatedError: It is not valid.
+            NotAuthenticatedError: The token is not valid.
         """
         bearer = parse_token(text)
         if bearer is None:
@@ -140,7 +140,7 @@ class Access:
         """Open a browser session for a token, or for the one-time code that `serve` has shown.
 
         Raises:
-            NotAuthenticatedError: It is not valid.
+            NotAuthenticatedError: The token or code is not valid.
             TooManyRequestsError: Too many refused logins from this address, or requests of this user.
             CrossSiteRequestError: As `authenticate`.
         """

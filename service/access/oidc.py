@@ -81,7 +81,7 @@ class OidcProvider:
 
         Args:
             answer: The query with which the provider sent the browser back.
-            pending: From the browser's cookie.
+            pending: State of the login, from the browser's cookie.
             redirect_uri: As in `begin`.
 
         Raises:

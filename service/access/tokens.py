@@ -38,7 +38,7 @@ class Token(Record):
         user_id: The user to whom it belongs.
         parent_id: The token with which it was made; it is revoked with it.
         name: Purpose of the token.
-        scopes: Its scopes, as far as its user still has them.
+        scopes: Scopes of the token that its user still has.
         created_at: When it was made.
         expires_at: When it expires; null for never.
         revoked_at: When it was revoked; null if it was not.

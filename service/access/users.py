@@ -85,7 +85,7 @@ class UserStore:
         Args:
             user_id: Id of the user.
             check: Function that raises an error if the user, as they are now, must not be changed.
-            changes: Names and new values.
+            changes: New values by name.
 
         Raises:
             NotFoundError: No user has this id.

@@ -42,7 +42,7 @@ class Me(Record):
 
     Attributes:
         user_id: The user.
-        name: Their name.
+        name: Name of the user.
         scopes: What this token or session may do.
         method: "token", "session", or "open" where nobody has to say who they are.
         token_id: The token that was sent, or with which the session was opened.

@@ -112,7 +112,7 @@ class ArtifactStore:
         """Open the file with this content for reading; it is seekable.
 
         Raises:
-            ArtifactGoneError: It is not kept here.
+            ArtifactGoneError: No such content is stored.
         """
         self.size_bytes(digest)
         return self._files.open(_name(digest))
@@ -121,7 +121,7 @@ class ArtifactStore:
         """Return the size of the file with this content.
 
         Raises:
-            ArtifactGoneError: It is not kept here.
+            ArtifactGoneError: No such content is stored.
         """
         found = self._files.find(_name(digest))
         if found is None:
@@ -136,7 +136,7 @@ class ArtifactStore:
         the context. Its content is checked, so that what is unpacked and run is what was uploaded.
 
         Raises:
-            ArtifactGoneError: It is not kept here.
+            ArtifactGoneError: No such content is stored.
             StoreError: It cannot be copied, or has changed since it was put.
         """
         self.size_bytes(digest)

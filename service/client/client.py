@@ -101,7 +101,7 @@ class Client:
             name: Name to show.
 
         Raises:
-            WorkloadError: It is not there, or too large.
+            WorkloadError: The path does not exist, or its content is too large.
         """
         path = Path(path)
         if path.is_dir():
@@ -118,7 +118,7 @@ class Client:
             The workload, and the files that were sent or left out.
 
         Raises:
-            WorkloadError: It is not there, or too large.
+            WorkloadError: The folder does not exist, or its sources are too large.
         """
         with tempfile.TemporaryDirectory(prefix="steptune-") as temporary:
             packed = Path(temporary) / f"{folder.resolve().name or 'script'}.tar.gz"
@@ -192,7 +192,7 @@ class Client:
         """Wait until a study has ended, and return it.
 
         Raises:
-            TimeoutError: It has not ended within the time.
+            TimeoutError: The study has not ended within the time.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for _ in follow(self._transport, f"/studies/{study_id}/events", 0):
@@ -289,7 +289,7 @@ class Client:
         """Download a file as it is stored; traces and timelines are gzip files.
 
         Raises:
-            StoreError: It cannot be written.
+            StoreError: The file cannot be written.
         """
         return self._download(f"/artifacts/{artifact_id}", Path(target))
 

@@ -52,7 +52,7 @@ def choose(name: str, python: str = sys.executable, *, separating: bool = False)
 
     Raises:
         ChoiceError: There is no such level.
-        IsolationUnavailableError: It was named and cannot be used here, or none can.
+        IsolationUnavailableError: The named level cannot be used here, or no level can.
     """
     if name == STRONGEST:
         return _strongest(python, separating=separating)

@@ -147,7 +147,7 @@ class Reservation:
         """Raise an error if the reservation is lost. This check is for a study on one host.
 
         Raises:
-            RunnerError: It is lost.
+            RunnerError: The reservation is lost.
         """
         for event in self._events(timeout_s=0.0):
             if isinstance(event, Failed):
@@ -244,7 +244,7 @@ def reserved_hosts(
     Also yields the runner's check, which extends `check` by the hosts.
 
     Args:
-        on_text: Takes a status line while the study waits.
+        on_text: Function that takes a status line while the study waits.
         check: The runner's check of other conditions, which the yielded one calls too.
         check_waiting: Called some times a second while the study waits and no trial runs, and once when it has its
             hosts; an exception ends the wait.
@@ -253,7 +253,7 @@ def reserved_hosts(
     Raises:
         IsolationUnavailableError: The study has several hosts, and its trials are to be isolated.
         HostsUnavailableError: The cluster cannot be reached, or has not replaced a host that was lost.
-        RunnerError: It cannot have the hosts, or has not got them in time.
+        RunnerError: The study cannot have the hosts, or has not got them in time.
     """
     secret = secrets.token_hex(MIN_SECRET_LENGTH)
     with contextlib.ExitStack() as stack:

@@ -36,7 +36,7 @@ def parse_numbers(text: str) -> tuple[int, ...]:
     """Parse numbers of cores or devices: "0-3,6" is 0, 1, 2, 3 and 6.
 
     Raises:
-        ChoiceError: It is no such list.
+        ChoiceError: The text is no such list.
     """
     numbers: set[int] = set()
     for part in text.split(","):

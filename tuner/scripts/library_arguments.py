@@ -45,7 +45,7 @@ class Said:
 
     Attributes:
         call: Call that takes them; None where they are options of the command.
-        names: Names of these changes.
+        names: Names of the changes that the arguments express.
     """
 
     call: ast.Call | None

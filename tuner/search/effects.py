@@ -49,8 +49,8 @@ class Prior:
     """Prior scales of effects, before anything is measured: standard deviations of logarithms.
 
     Attributes:
-        main_sd: Of the main effect of a choice.
-        own_sd: Of a candidate's interaction, beyond the main effects of its choices.
+        main_sd: Standard deviation of the main effect of a choice.
+        own_sd: Standard deviation of a candidate's interaction, beyond the main effects of its choices.
     """
 
     main_sd: float

@@ -93,7 +93,7 @@ def level_kernel(num_levels: int, ranks: Floats | None) -> Floats:
     """Return the correlations of the effects of a parameter's levels; 0 for level 0, which has no effect.
 
     Args:
-        ranks: From 0 to 1, of ordered levels; None for unordered ones.
+        ranks: Ranks of ordered levels, from 0 to 1; None for unordered levels.
     """
     own = np.eye(num_levels)
     own[0, 0] = 0.0

@@ -63,7 +63,7 @@ class CapturedStep(HostStep):
 
     Attributes:
         num_replays: Number of replayed steps so far.
-        num_recordings: How often the step was recorded.
+        num_recordings: Number of recordings of the step so far.
         record_ns: Time spent recording, in nanoseconds.
         host_options: Options of the optimizer that change too often to be recorded, so that the host launches the
             update; empty where the update is recorded too.

@@ -79,7 +79,7 @@ class PrefetchingLoader:
 
     Args:
         loader: Any iterable.
-        move: Takes a batch as the loader gives it and launches its copy; returns the batch on the device.
+        move: Function that takes a batch from the loader, launches its copy, and returns the batch on the device.
     """
 
     def __init__(self, loader: Any, move: Callable[[Any], Any], stream: CopyStream) -> None:

@@ -71,7 +71,7 @@ class Replica:
     """The ranks that together hold one copy of the model, and the placement of its tensors on them.
 
     Args:
-        group: Their process group.
+        group: Process group of these ranks.
         held: Placements by the user's names, the same on all ranks.
     """
 

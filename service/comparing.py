@@ -27,10 +27,11 @@ def trial_in(store: StudyStore, study: Study, which: str) -> Trial:
     """Return the trial that `which` names within a study; the trial must be complete.
 
     Args:
-        which: Its number, "baseline", "recommended", or "best" (the recommended or, so far, leading configuration).
+        which: Number of the trial, "baseline", "recommended", or "best" (the recommended or, so far, leading
+            configuration).
 
     Raises:
-        StoreError: There is none, or it has no result.
+        StoreError: There is no such trial, or it has no result.
     """
     trials = store.trials(study.study_id)
     recommendation = store.recommendation(study.study_id)

@@ -138,7 +138,7 @@ def storage_errors(place: str) -> Iterator[None]:
     Raises:
         StorageFullError: The disk, or the database, is full.
         StoreUnavailableError: The database is busy, or restarts: a retry may succeed.
-        StoreError: It cannot be used for another reason, which the message says.
+        StoreError: The database or files cannot be used for another reason, which the message states.
     """
     try:
         yield

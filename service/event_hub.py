@@ -40,8 +40,8 @@ class Subscription:
         owner_id: Owner of the studies; None for all owners.
         begins_after: Events up to this number are in the database already, for the client to read there.
         ends_after: The study has ended: none of its events has a higher number than this one.
-        ended: No more events will come: the study has ended, or the server is stopping.
-        too_slow: More events came than `MAX_WAITING`.
+        ended: Whether no more events will come: the study has ended, or the server is stopping.
+        too_slow: Whether more than `MAX_WAITING` events were waiting for the client.
     """
 
     study_id: str | None

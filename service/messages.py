@@ -203,7 +203,7 @@ class TrialDetail(TrialSummary):
     """A trial with its outcome. Windows, breakdown, kernels, … are resources of their own below it.
 
     Attributes:
-        attempts: Its process starts.
+        attempts: Process starts of the trial.
         repeated: Runs before the last one, with their ends, which say nothing about the candidate.
         failure: Why it ended early; null where it did not.
         guard_passed: Whether it is still the same training; null where that was not checked.
@@ -247,7 +247,7 @@ class BreakdownCategory(Record):
     """The time of one category.
 
     Attributes:
-        category: Its name.
+        category: Name of the category.
         ns: Nanoseconds over the whole profiled stretch.
         share: Share of the stretch.
         rescaled_ns: Nanoseconds per step, rescaled to the unprofiled step; null where that is unknown.
@@ -345,7 +345,7 @@ class ArtifactInfo(Record):
     """A file that belongs to a study or a trial.
 
     Attributes:
-        artifact_id: Its number.
+        artifact_id: Number of the file.
         study_id: The study.
         trial_id: The trial; null for a file of the whole study.
         kind: "trace", "timeline", "log", …
@@ -496,7 +496,7 @@ class HardwareSummary(Record):
     """A hardware profile: the hardware and software on which measurements depend.
 
     Attributes:
-        fingerprint: Its identity.
+        fingerprint: Identity of the profile.
         device_kind: "cpu" or "cuda".
         label: Description of the hardware.
         profile: The complete profile.

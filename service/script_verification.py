@@ -33,7 +33,7 @@ def study_of_command(store: SqlStudyStore, command: tuple[str, ...], folder: Pat
     """Return the newest study with a recommendation for a command in a folder.
 
     Raises:
-        StudyNotFoundError: There is none.
+        StudyNotFoundError: There is no such study.
     """
     for study in store.list_studies(MOST_STUDIES):
         is_of_it = study.workload == workload_of(command) and script_facts_of(study).folder == str(folder)

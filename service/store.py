@@ -517,7 +517,7 @@ def _full_id(session: Session, text: str) -> str:
     """Return the only study id that begins or ends with `text`.
 
     Raises:
-        StudyNotFoundError: There is none, or more than one.
+        StudyNotFoundError: No study matches, or more than one.
     """
     begins_or_ends = or_(
         StudyRow.study_id.startswith(text, autoescape=True), StudyRow.study_id.endswith(text, autoescape=True)

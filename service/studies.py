@@ -110,7 +110,7 @@ def check_writable(folder: Path) -> None:
     """Refuse, before anything is run, a folder for results that could not be written at the end.
 
     Raises:
-        StoreError: It is not a folder, or it or its parent may not be written.
+        StoreError: The path is not a folder, or the folder or its parent may not be written.
     """
     present = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not present.is_dir():

@@ -137,7 +137,7 @@ class ArtifactStore:
 
         Raises:
             ArtifactGoneError: No such content is stored.
-            StoreError: It cannot be copied, or has changed since it was put.
+            StoreError: The file cannot be copied, or has changed since it was put.
         """
         self.size_bytes(digest)
         here = self._files.local_path(_name(digest))

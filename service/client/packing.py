@@ -55,7 +55,7 @@ def check_source(path: Path) -> None:
 
     Raises:
         WorkloadRejectedError: The source has a private key, an address with a password, or a token.
-        StoreError: It cannot be read.
+        StoreError: The source cannot be read.
     """
     with storage_errors(str(path)):
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()

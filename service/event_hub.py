@@ -39,7 +39,7 @@ class Subscription:
         study_id: The single study to follow; None for all that `owner_id` may see.
         owner_id: Owner of the studies; None for all owners.
         begins_after: Events up to this number are in the database already, for the client to read there.
-        ends_after: The study has ended: none of its events has a higher number than this one.
+        ends_after: Number that no event of the study exceeds, once the study has ended; None before.
         ended: Whether no more events will come: the study has ended, or the server is stopping.
         too_slow: Whether more than `MAX_WAITING` events were waiting for the client.
     """

@@ -39,7 +39,7 @@ def refuse_secrets(command: Sequence[str]) -> None:
     command.
 
     Raises:
-        ChoiceError: Names the argument, without its value.
+        ChoiceError: There is such an argument; the message names it, without its value.
     """
     name = secret_in(command)
     if name is not None:

@@ -454,7 +454,7 @@ def _driven(
     """Run a study to its end, and return its answer.
 
     Raises:
-        typer.Exit: It was interrupted before there was one.
+        typer.Exit: It was interrupted before there was an answer.
     """
     from steptune.service.studies import run_study
 

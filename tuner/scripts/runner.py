@@ -1,8 +1,9 @@
 """Trials of an unmodified script with a candidate's changes: each continues from a frozen copy of its process, or
 starts its command again.
 
-The command runs in a copy-on-write view of its folder, armed as in an inspection. Nothing of it is parsed: where the
-changes are made, the inspection has recorded. Trials run one after another; a launcher's command has all its ranks.
+The command runs in a copy-on-write view of its folder, armed as in an inspection. The script is not parsed: the
+inspection has recorded where the changes are made. Trials run one after another; the command of a launcher starts all
+ranks.
 """
 
 from __future__ import annotations
@@ -72,10 +73,12 @@ LEAST_WINDOWS = 2
 NUM_LOSSES = 100
 """Number of first backward passes whose losses a verification compares."""
 ROOM, EAGER_PEAKS, CORES_OF_A_RUN = 0.9, 2.0, 2
-"""Limits for running the reference several times at once: share of the device's memory, assumed memory of an eager run
-as a multiple of the peak in today's trial, and cores for each run."""
+"""Limits for running the reference several times at once: maximum share of the device's memory, assumed memory of an
+eager run as a multiple of the peak in today's trial, and minimum cores for each run.
+"""
 MOST_REFERENCE_SHARE = 0.1
-"""Share of the remaining time that reference runs may take; beyond it, each roundoff disturbs one run instead of two.
+"""Maximum share of the remaining time that reference runs may take; beyond it, each roundoff disturbs one run instead
+of two.
 """
 
 

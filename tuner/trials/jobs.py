@@ -1,4 +1,4 @@
-"""Jobs that a parent runs under its trial servers, and the way each of them ended."""
+"""Jobs that a parent runs under its trial servers, and how each job ended."""
 
 from __future__ import annotations
 

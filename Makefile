@@ -9,6 +9,8 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 # More than cores: much of a test's time is waiting, for windows, leases, links and services.
 JOBS ?= 4
+# Hundreds of processes of the tests import the same modules.
+unexport PYTHONDONTWRITEBYTECODE
 PURELIB := import sysconfig; print(sysconfig.get_path("purelib"))
 
 .PHONY: install demo test export-environments check format bench soak gpu-test site readability wheelhouse offline-install clean

@@ -41,6 +41,15 @@ FINE = f"{FLAWED}:Fine"
         (["export", "zzzz"], ["no study 'zzzz'", "steptune tune"]),
         (["verify", "zzzz", "--json"], ["no study 'zzzz'", "steptune tune"]),
         (["export", "--format", "docx"], ["'docx'", "json, yaml, python"]),
+        (["profile", "--"], ["no command after `--`"]),
+        (["profile"], ["nothing to profile"]),
+        (["profile", "zoo:synthetic", "--", "true"], ["profile one of them"]),
+        (["profile", "--seed", "1", "--", "true"], ["--seed is for workloads"]),
+        (["profile", "--full", "zoo:synthetic"], ["require a command"]),
+        (["tune", "--"], ["no command after `--`"]),
+        (["tune"], ["nothing to tune"]),
+        (["tune", "zoo:synthetic", "--", "true"], ["tune one of them"]),
+        (["tune", "--device", "cpu", "--", "true"], ["--device is for workloads"]),
     ],
     ids=lambda value: " ".join(value).replace(str(WORKLOADS), "") if isinstance(value, list) else None,
 )
@@ -90,6 +99,13 @@ def test_what_loading_shows_is_refused_before_a_study_exists(steptune, inside, w
         assert part in message
     assert inside("list", "--json").json == []
     assert not list(Path(".steptune", "studies").glob("*"))
+
+
+@pytest.mark.parametrize("secret", [["--api-key", "sk-0123"], ["--hub_token=hf_0123"]])
+def test_a_secret_in_a_command_is_named_and_not_repeated(inside, secret):
+    message = inside("tune", "--", "true", *secret, status=2).error
+    assert f"{secret[0].partition('=')[0]} looks like a secret" in message
+    assert "0123" not in message
 
 
 def test_a_class_that_the_file_does_not_have_is_named_with_those_that_it_has(inside):

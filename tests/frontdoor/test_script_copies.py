@@ -312,9 +312,7 @@ def test_a_thread_of_the_own_process_is_a_reason(tmp_path: Path, monkeypatch: py
     assert place["reason"] == "a frozen copy cannot have threads, but the script has one (writer)"
 
 
-def test_without_a_place_there_is_no_copy(folder: ScriptFolder, tmp_path: Path) -> None:
-    command = (sys.executable, folder.add("plain.py"))
-    trials = Trials(folder.path, tmp_path / "study", command)
-
+@pytest.mark.xdist_group("plain.py")
+def test_without_a_place_there_is_no_copy(plain: Trials) -> None:
     with pytest.raises(CopyError, match="never reached a point"):
-        place_to_start_from(trials.look.record)
+        place_to_start_from(plain.look.record)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from builders import sample_recommendation
 from msgspec.structs import replace
-from script_runs import ROOT, ScriptFolder, Trials, interpreter, losses
+from script_runs import ROOT, ScriptFolder, Trials, TrialsOf, case, interpreter, losses
 
 from steptune.tuner.export.native import NativeJson
 from steptune.tuner.records import Choice, Recommendation
@@ -18,15 +18,16 @@ from steptune.tuner.records import Choice, Recommendation
 LINES = 'import steptune\n\nsteptune.enable("steptune.json")\n'
 FUSED: dict[str, Choice] = {"optimizer_implementation": {"implementation": "fused"}}
 WORKER: dict[str, Choice] = {"data_loading": {"num_workers": 1}}
+PLAIN = pytest.mark.xdist_group("plain.py")
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
 CASES = [
-    pytest.param("plain.py", WORKER | FUSED, (), None, id="plain"),
-    pytest.param("own_trainer.py", {"data_loading": {"num_workers": 2}}, (), None, id="own_trainer"),
-    pytest.param("detection.py", WORKER, (), None, id="detection"),
-    pytest.param("own_batches.py", {"backend_flags": {"flush_denormals": True}}, (), None, id="own_batches"),
-    pytest.param("gan.py", FUSED, (), None, id="gan"),
-    pytest.param("two_ranks.py", FUSED, TORCHRUN, None, id="two_ranks"),
-    pytest.param("hf_trainer.py", WORKER, (), "transformers", id="hf_trainer"),
+    case("plain.py", WORKER | FUSED, (), None, id="plain"),
+    case("own_trainer.py", {"data_loading": {"num_workers": 2}}, (), None, id="own_trainer"),
+    case("detection.py", WORKER, (), None, id="detection"),
+    case("own_batches.py", {"backend_flags": {"flush_denormals": True}}, (), None, id="own_batches"),
+    case("gan.py", FUSED, (), None, id="gan"),
+    case("two_ranks.py", FUSED, TORCHRUN, None, id="two_ranks"),
+    case("hf_trainer.py", WORKER, (), "transformers", id="hf_trainer"),
 ]
 TOLERANCE = 1e-3
 """Rounding, grown over the steps of a fixture."""
@@ -51,14 +52,14 @@ def written(recommendation: Recommendation) -> None:
 @pytest.mark.parametrize(("script", "choices", "launcher", "library"), CASES)
 def test_one_line_trains_the_same_with_the_changes(
     folder: ScriptFolder,
-    tmp_path: Path,
+    trials_of: TrialsOf,
     script: str,
     choices: dict[str, Choice],
     launcher: tuple[str, ...],
     library: str | None,
 ) -> None:
-    command = (interpreter(library), *launcher, folder.add(script))
-    trials = Trials(folder.path, tmp_path / "study", command)
+    command = (interpreter(library), *launcher, script)
+    trials = trials_of(*command)
     plain = folder.plain(*command)
     written(trials.recommended(**choices))
     enabled(script)
@@ -84,6 +85,7 @@ def _of_other_device(recommendation: Recommendation) -> Recommendation:
     return replace(recommendation, in_script=replace(changes, script=script))
 
 
+@PLAIN
 @pytest.mark.parametrize(
     ("other", "message"),
     [
@@ -101,16 +103,14 @@ def _of_other_device(recommendation: Recommendation) -> Recommendation:
     ],
 )
 def test_another_machine_is_refused_in_words(
-    folder: ScriptFolder,
-    tmp_path: Path,
+    plain: Trials,
     other: Callable[[Recommendation], Recommendation],
     message: str,
 ) -> None:
-    command = (interpreter(None), folder.add("plain.py"))
-    written(other(Trials(folder.path, tmp_path / "study", command).recommended(**FUSED)))
+    written(other(plain.recommended(**FUSED)))
     enabled("plain.py")
 
-    done = trained(*command)
+    done = trained(*plain.look.command)
 
     assert done.returncode == 1
     assert "RecommendationError" in done.stderr.splitlines()[-1]
@@ -118,14 +118,14 @@ def test_another_machine_is_refused_in_words(
     assert not losses(done.stdout)
 
 
-def test_an_edited_script_is_refused_and_the_line_itself_is_no_edit(folder: ScriptFolder, tmp_path: Path) -> None:
-    command = (interpreter(None), folder.add("plain.py"))
-    written(Trials(folder.path, tmp_path / "study", command).recommended(**FUSED))
+@PLAIN
+def test_an_edited_script_is_refused_and_the_line_itself_is_no_edit(plain: Trials) -> None:
+    written(plain.recommended(**FUSED))
     enabled("plain.py")
     path = Path("plain.py")
     path.write_text(path.read_text().replace("batch_size=8", "batch_size=4"))
 
-    done = trained(*command)
+    done = trained(*plain.look.command)
 
     assert "plain.py has changed since it was tuned" in done.stderr.splitlines()[-1]
     assert not losses(done.stdout)
@@ -141,9 +141,9 @@ def test_without_the_file_the_script_trains_as_it_is_and_says_so(folder: ScriptF
     assert done.stderr == "steptune: nothing was changed, because steptune.json does not exist\n"
 
 
-def test_a_process_that_only_starts_others_says_so_and_those_say_nothing(folder: ScriptFolder, tmp_path: Path) -> None:
-    command = (interpreter(None), folder.add("plain.py"))
-    written(Trials(folder.path, tmp_path / "study", command).recommended(**FUSED))
+@PLAIN
+def test_a_process_that_only_starts_others_says_so_and_those_say_nothing(plain: Trials) -> None:
+    written(plain.recommended(**FUSED))
     Path("start.py").write_text(
         f"import multiprocessing\n{LINES}\nif __name__ == '__main__':\n"
         "    started = multiprocessing.get_context('spawn').Process(target=print)\n"
@@ -157,25 +157,25 @@ def test_a_process_that_only_starts_others_says_so_and_those_say_nothing(folder:
     assert second == "steptune: nothing was changed, because this process did no training"
 
 
-@pytest.mark.parametrize("changed_first", [True, False], ids=["out of the change", "into the change"])
-def test_checkpoints_load_across_the_change(folder: ScriptFolder, tmp_path: Path, *, changed_first: bool) -> None:
+def test_checkpoints_load_out_of_the_change_and_into_it(folder: ScriptFolder, tmp_path: Path) -> None:
     command = (interpreter(None), folder.add("continued.py"))
     channels_last: dict[str, Choice] = {"memory_format": {"layout": "channels_last"}}
     recommendation = Trials(folder.path, tmp_path / "study", command).recommended(**FUSED, **channels_last)
     plain = [number for _ in range(2) for number in _numbers(trained(*command))]
-    Path("last.pt").unlink()
     enabled("continued.py")
 
-    seen = []
-    for changed in (changed_first, not changed_first):
-        Path("steptune.json").unlink(missing_ok=True)
-        if changed:
-            written(recommendation)
-        seen += _numbers(trained(*command))
+    for changed_first in (True, False):
+        Path("last.pt").unlink()
+        seen = []
+        for changed in (changed_first, not changed_first):
+            Path("steptune.json").unlink(missing_ok=True)
+            if changed:
+                written(recommendation)
+            seen += _numbers(trained(*command))
 
-    assert len(seen) == 192
-    assert seen == pytest.approx(plain, rel=TOLERANCE, abs=TOLERANCE)
-    assert seen[96] < 0.9 * seen[0], "the second run went on where the first one ended"
+        assert len(seen) == 192
+        assert seen == pytest.approx(plain, rel=TOLERANCE, abs=TOLERANCE)
+        assert seen[96] < 0.9 * seen[0], "the second run went on where the first one ended"
 
 
 def _numbers(done: subprocess.CompletedProcess[str]) -> list[float]:

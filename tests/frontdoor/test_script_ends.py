@@ -240,23 +240,6 @@ def test_a_command_that_does_not_exist_is_told(folder: ScriptFolder) -> None:
     assert "no-such-command: command not found" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--",), "no command after `--`"),
-        ((), "nothing to profile"),
-        (("zoo:synthetic", "--", "true"), "profile one of them"),
-        (("--seed", "1", "--", "true"), "--seed is for workloads"),
-        (("--full", "zoo:synthetic"), "require a command"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(arguments: tuple[str, ...], message: str, folder: ScriptFolder) -> None:
-    done = steptune(folder, *arguments)
-
-    assert done.returncode == 2
-    assert message in done.stderr
-
-
 def test_accelerate_launch_is_armed_like_every_other_command(folder: ScriptFolder) -> None:
     python = interpreter("accelerate")
     launch = (python, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1")

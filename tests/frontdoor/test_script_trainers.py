@@ -1,7 +1,11 @@
-"""Choices in loops that a library owns: each is made from outside, and is the same training."""
+"""Choices in loops that a library owns: each is made from outside, and is the same training.
+
+Trials go on from frozen copies. Where trials start the command is the same in all scripts, and tested with others.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -31,7 +35,9 @@ CHOICES: dict[str, dict[str, Choice]] = {
 }
 
 
-@pytest.fixture(scope="module", params=SCRIPTS_OF)
+@pytest.fixture(
+    scope="module", params=[pytest.param(library, marks=pytest.mark.xdist_group(library)) for library in SCRIPTS_OF]
+)
 def trials(request: pytest.FixtureRequest, view: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trials]:
     """Trials of a library's script, with what candidates are compared with."""
     name, *replaced = SCRIPTS_OF[request.param]
@@ -45,9 +51,9 @@ def trials(request: pytest.FixtureRequest, view: None, tmp_path_factory: pytest.
     with pytest.MonkeyPatch.context() as patch:
         for variable, value in VARIABLES.items():
             patch.setenv(variable, value)
-        found = Trials(work, tmp_path_factory.mktemp("study"), (python, name))
-        found.reference(FP32_ROUNDOFF, BF16_ROUNDOFF)
-        yield found
+        with contextlib.closing(Trials(work, tmp_path_factory.mktemp("study"), (python, name), forked=True)) as found:
+            found.reference(FP32_ROUNDOFF, BF16_ROUNDOFF)
+            yield found
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -60,6 +66,8 @@ def test_a_choice_is_made_in_a_librarys_loop_and_is_the_same_training(trials: Tr
     result = trials.run(**CHOICES[choice])
 
     assert result.failure is None, result.failure
+    assert result.interpreter == "forked", trials.look.why_no_copy
+    assert result.windows
     assert result.guard is not None
     assert result.guard.passed, result.guard.reason
     assert {"pointwise", "update", "gradient", "loader"} <= {check.kind for check in result.guard.checks}

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from script_runs import SCRIPTS, VARIABLES, ScriptFolder, Trials, interpreter
+from script_runs import SCRIPTS, VARIABLES, ScriptFolder, Trials, losses
 
 from steptune.tuner.records import Choice, FailureKind
 from steptune.tuner.scripts.agent import calls, guard_watch
@@ -39,7 +39,6 @@ class Idiom:
     kinds: set[str]
     note: str = ""
     launcher: tuple[str, ...] = ()
-    library: str | None = None
     why_no_copy: str = ""
     roundoffs: tuple[float, ...] = (FP32_ROUNDOFF,)
 
@@ -83,15 +82,12 @@ IDIOMS = (
         note="content of samples: random",
     ),
     Idiom(script="two_ranks.py", choices=FUSED, kinds=ALL, launcher=TORCHRUN, why_no_copy="ranks of a process group"),
-    Idiom(script="hf_trainer.py", choices=WORKER, kinds=ALL, library="transformers"),
-    Idiom(script="accelerated.py", choices=WORKER, kinds=ALL, library="accelerate"),
-    Idiom(script="lightning_automatic.py", choices=WORKER, kinds=ALL, library="lightning"),
 )
 
 
 @pytest.mark.parametrize("idiom", IDIOMS, ids=lambda idiom: idiom.script.removesuffix(".py"))
 def test_a_candidate_is_applied_and_is_the_same_training(folder: ScriptFolder, tmp_path: Path, idiom: Idiom) -> None:
-    command = (interpreter(idiom.library), *idiom.launcher, folder.add(idiom.script))
+    command = (sys.executable, *idiom.launcher, folder.add(idiom.script))
     before = folder.files()
     with contextlib.closing(Trials(folder.path, tmp_path / "study", command, forked=True)) as trials:
         trials.reference(*idiom.roundoffs)
@@ -109,6 +105,10 @@ def test_a_candidate_is_applied_and_is_the_same_training(folder: ScriptFolder, t
     assert folder.files() == before, "trials leave nothing in the folder"
 
 
+FAULTY = pytest.mark.xdist_group("faulty.py")
+"""Mark of all tests that ask for these trials, so that they are prepared once."""
+
+
 @pytest.fixture(scope="module")
 def faulty(view: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trials]:
     """Trials of a script that trains otherwise where a choice says so, with what they are compared with."""
@@ -122,6 +122,7 @@ def faulty(view: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tri
         yield trials
 
 
+@FAULTY
 def test_the_script_of_the_faults_passes_without_one(faulty: Trials) -> None:
     result = faulty.run(**FUSED)
 
@@ -130,6 +131,7 @@ def test_the_script_of_the_faults_passes_without_one(faulty: Trials) -> None:
     assert {"update", "gradient", "state", "loader", "pointwise"} <= {check.kind for check in result.guard.checks}
 
 
+@FAULTY
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [
@@ -150,22 +152,23 @@ def test_a_candidate_that_trains_otherwise_is_rejected(fault: str, kind: str, fa
     assert not result.ok
 
 
+@pytest.mark.xdist_group("plain.py")
 def test_the_baseline_is_a_run_of_the_reference_where_each_trial_starts_the_command(
-    folder: ScriptFolder, tmp_path: Path
+    plain: Trials, tmp_path: Path
 ) -> None:
     """A start of several ranks takes long: one less for the reference."""
-    trials = Trials(folder.path, tmp_path / "study", (sys.executable, folder.add("plain.py")))
-    baseline = trials.run()
-    trials.reference(FP32_ROUNDOFF)
+    baseline = plain.run()
+    plain.reference(FP32_ROUNDOFF)
 
     logs = {path.stem for path in (tmp_path / "study" / "logs").iterdir()}
     assert {baseline.trial_id, "repeated"} <= logs
     assert "today" not in logs
-    result = trials.run(**FUSED)
+    result = plain.run(**FUSED)
     assert result.guard is not None
     assert result.guard.passed, result.guard.reason
 
 
+@FAULTY
 def test_a_script_that_fails_under_a_candidate_says_why_in_its_own_words(faulty: Trials) -> None:
     result = faulty.run(planted={"fault": "raises"})
 
@@ -195,13 +198,10 @@ def test_a_checkpoint_does_not_put_back_what_a_candidate_changes(folder: ScriptF
     assert {line for line in log.read_text().splitlines() if line.startswith("fused ")} == {"fused True"}
 
 
-def test_workers_are_not_kept_where_a_loop_may_change_its_dataset_between_epochs(
-    folder: ScriptFolder, tmp_path: Path
-) -> None:
+@pytest.mark.xdist_group("plain.py")
+def test_workers_are_not_kept_where_a_loop_may_change_its_dataset_between_epochs(plain: Trials) -> None:
     """They would go on with the dataset of the first epoch, after the steps that are compared."""
-    trials = Trials(folder.path, tmp_path / "study", (sys.executable, folder.add("plain.py")))
-
-    loaders = [move.choice for move in trials.space.moves if move.strategy == "data_loading"]
+    loaders = [move.choice for move in plain.space.moves if move.strategy == "data_loading"]
 
     assert any(choice.get("num_workers") for choice in loaders)
     assert not any(choice.get("persistent_workers") for choice in loaders)
@@ -254,17 +254,15 @@ def test_dropout_is_found_in_a_models_parts_and_in_its_code(module: torch.nn.Mod
     assert calls.may_drop(torch.nn.Sequential(module)) is expected
 
 
-def test_the_baseline_trains_what_the_script_trains_alone(folder: ScriptFolder, tmp_path: Path) -> None:
+@FAULTY
+def test_the_baseline_trains_what_the_script_trains_alone(folder: ScriptFolder, faulty: Trials) -> None:
     """Without a guard nothing is changed but where the process ends: the script's own losses, digit by digit."""
     command = (sys.executable, folder.add("faulty.py"))
-    plain = [line for line in folder.plain(*command).stdout.splitlines() if line.startswith("loss ")]
-    trials = Trials(folder.path, tmp_path / "study", command)
-    trials.run()  # the first one makes the guarded steps of the reference
+    plain = losses(folder.plain(*command).stdout)
 
-    result = trials.run()
+    result = faulty.run()  # the reference has its guarded steps already
 
     assert result.failure is None, result.failure
-    (log,) = (tmp_path / "study" / "logs").glob(f"{result.trial_id}.log")
-    seen = [line for line in log.read_text().splitlines() if line.startswith("loss ")]
+    seen = losses("\n".join(faulty.log(result)))
     assert len(seen) >= 8
     assert seen == plain[: len(seen)]

@@ -103,22 +103,3 @@ def _waiting_family(folder: ScriptFolder, process: subprocess.Popen[str]) -> lis
                 return own + psutil.Process(process.pid).children(recursive=True)
         time.sleep(0.2)
     raise AssertionError(f"no trial began; status {process.poll()}")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--",), "no command after `--`"),
-        ((), "nothing to tune"),
-        (("zoo:synthetic", "--", "true"), "tune one of them"),
-        (("--device", "cpu", "--", "true"), "--device is for workloads"),
-        (("--", "true", "--api-key", "sk-0123"), "--api-key looks like a secret"),
-        (("--", "true", "--hub_token=hf_0123"), "--hub_token looks like a secret"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(arguments: tuple[str, ...], message: str, folder: ScriptFolder) -> None:
-    done = steptune(folder, "tune", *arguments)
-
-    assert done.returncode == 2
-    assert message in " ".join(done.stderr.split())
-    assert "0123" not in done.stderr

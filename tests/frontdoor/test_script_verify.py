@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from builders import sample_recommendation
 from msgspec.structs import replace
-from script_runs import ROOT, STEPS_ONLY, ScriptFolder, Trials, interpreter
+from script_runs import ROOT, STEPS_ONLY, ScriptFolder, Trials, TrialsOf, case, interpreter
 from test_script_tuning import steptune
 
 from steptune.service.script_verification import changed_by, changed_file, verified
@@ -20,17 +20,18 @@ from steptune.tuner.scripts.verification import Changed, ScriptVerification
 FUSED: dict[str, Choice] = {"optimizer_implementation": {"implementation": "fused"}}
 WORKER: dict[str, Choice] = {"data_loading": {"num_workers": 1}}
 AUTOCAST: dict[str, Choice] = {"precision": {"level": "O1", "dtype": "bfloat16"}}
+PLAIN = pytest.mark.xdist_group("plain.py")
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
 CASES = [
-    pytest.param("plain.py", WORKER | FUSED, "enable", (), None, id="plain"),
-    pytest.param("plain.py", WORKER | FUSED, "diff", (), None, id="plain_by_diff"),
-    pytest.param("own_trainer.py", {"data_loading": {"num_workers": 2}}, "diff", (), None, id="own_trainer"),
-    pytest.param("detection.py", WORKER, "enable", (), None, id="detection"),
-    pytest.param("two_ranks.py", FUSED, "enable", TORCHRUN, None, id="two_ranks"),
-    pytest.param("hf_trainer.py", WORKER, "enable", (), "transformers", id="hf_trainer"),
-    pytest.param("hf_trainer.py", WORKER | AUTOCAST, "diff", (), "transformers", id="hf_trainer_by_arguments"),
-    pytest.param("accelerated.py", WORKER, "diff", (), "accelerate", id="accelerated_by_diff"),
-    pytest.param("lightning_automatic.py", FUSED | AUTOCAST, "diff", (), "lightning", id="lightning_by_arguments"),
+    case("plain.py", WORKER | FUSED, "enable", (), None, id="plain"),
+    case("plain.py", WORKER | FUSED, "diff", (), None, id="plain_by_diff"),
+    case("own_trainer.py", {"data_loading": {"num_workers": 2}}, "diff", (), None, id="own_trainer"),
+    case("detection.py", WORKER, "enable", (), None, id="detection"),
+    case("two_ranks.py", FUSED, "enable", TORCHRUN, None, id="two_ranks"),
+    case("hf_trainer.py", WORKER, "enable", (), "transformers", id="hf_trainer"),
+    case("hf_trainer.py", WORKER | AUTOCAST, "diff", (), "transformers", id="hf_trainer_by_arguments"),
+    case("accelerated.py", WORKER, "diff", (), "accelerate", id="accelerated_by_diff"),
+    case("lightning_automatic.py", FUSED | AUTOCAST, "diff", (), "lightning", id="lightning_by_arguments"),
 ]
 
 
@@ -41,20 +42,29 @@ def compared(trials: Trials, changed: Changed) -> ScriptVerification:
 @pytest.mark.parametrize(("script", "choices", "how", "launcher", "library"), CASES)
 def test_the_changed_script_has_a_speed_and_the_loss_of_the_unchanged_one(
     folder: ScriptFolder,
+    trials_of: TrialsOf,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     script: str,
     choices: dict[str, Choice],
     how: str,
     launcher: tuple[str, ...],
     library: str | None,
 ) -> None:
+    """Libraries take seconds to import: their scripts run on from frozen copies."""
     command = (interpreter(library), *launcher, folder.add(script))
     before = folder.files()
-    trials = Trials(folder.path, tmp_path / "study", command)
-
-    with changed_by(trials.recommended(**choices), how, command) as changed:
+    with contextlib.ExitStack() as ends:
+        if library is None:
+            trials = trials_of(*command)
+        else:
+            monkeypatch.setattr(verification, "shares_layout", lambda look: False)
+            trials = Trials(folder.path, tmp_path / "study", command, forked=True)
+            ends.callback(trials.close)
+        changed = ends.enter_context(changed_by(trials.recommended(**choices), how, command))
         found = compared(trials, changed)
 
+    assert found.runs.startswith("each run is a fork" if library else "each run starts the command"), found.runs
     assert found.same, found.reason
     assert found.num_losses >= 8
     assert found.gain.num_blocks == 2
@@ -104,73 +114,68 @@ def test_a_script_that_bears_no_copy_is_started_each_time_and_says_why(
     assert found.same, found.reason
 
 
-def test_no_block_begins_that_would_end_too_late(folder: ScriptFolder, tmp_path: Path) -> None:
-    command = (interpreter(None), folder.add("plain.py"))
-    trials = Trials(folder.path, tmp_path / "study", command)
+@PLAIN
+def test_no_block_begins_that_would_end_too_late(plain: Trials) -> None:
 
-    with changed_by(trials.recommended(**FUSED), "enable", command) as changed:
-        found = verified(trials.look, changed, num_blocks=9, settings=STEPS_ONLY, say=lambda text: None, longest_s=0.0)
+    with changed_by(plain.recommended(**FUSED), "enable", plain.look.command) as changed:
+        found = verified(plain.look, changed, num_blocks=9, settings=STEPS_ONLY, say=lambda text: None, longest_s=0.0)
 
     assert found.gain.num_blocks == 2
     assert found.runs.startswith("each run starts the command")
 
 
-def test_a_file_that_trains_otherwise_is_found_by_its_loss(folder: ScriptFolder, tmp_path: Path) -> None:
-    command = (interpreter(None), folder.add("plain.py"))
-    trials = Trials(folder.path, tmp_path / "study", command)
+@PLAIN
+def test_a_file_that_trains_otherwise_is_found_by_its_loss(plain: Trials, tmp_path: Path) -> None:
     edited = tmp_path / "edited.py"
     edited.write_text(Path("plain.py").read_text().replace("model(x), y)", "model(x), y) * 2"))
 
-    found = compared(trials, changed_file(edited, command, folder.path))
+    found = compared(plain, changed_file(edited, plain.look.command, plain.look.folder))
 
     assert not found.same
     assert "the changed script's loss is higher" in found.reason
 
 
+@PLAIN
 def test_a_line_that_stands_in_the_script_already_is_left_to_the_verification(
-    folder: ScriptFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plain: Trials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both sides have it: the unchanged one is run as if it were not there."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
-    command = (interpreter(None), folder.add("plain.py"))
-    trials = Trials(folder.path, tmp_path / "study", command)
     path = Path("plain.py")
     path.write_text('import steptune\nsteptune.enable("missing.json")\n' + path.read_text())
 
-    with changed_by(trials.recommended(**FUSED), "enable", command) as changed:
-        found = compared(trials, changed)
+    with changed_by(plain.recommended(**FUSED), "enable", plain.look.command) as changed:
+        found = compared(plain, changed)
 
     assert found.same
     assert not found.missing
 
 
-def test_changes_to_which_the_script_never_comes_are_named(folder: ScriptFolder, tmp_path: Path) -> None:
-    command = (interpreter(None), folder.add("plain.py"))
-    trials = Trials(folder.path, tmp_path / "study", command)
-    recommendation = trials.recommended(**WORKER)
+@PLAIN
+def test_changes_to_which_the_script_never_comes_are_named(plain: Trials) -> None:
+    recommendation = plain.recommended(**WORKER)
     changes = recommendation.in_script
     assert changes is not None
     elsewhere = {"loader_number": 7, "lines": {}}
 
     other = replace(recommendation, in_script=replace(changes, script=replace(changes.script, **elsewhere)))
-    with changed_by(other, "enable", command) as changed:
-        found = compared(trials, changed)
+    with changed_by(other, "enable", plain.look.command) as changed:
+        found = compared(plain, changed)
 
     assert "loader.num_workers" in found.missing
 
 
-def test_a_refused_recommendation_is_told_in_its_own_words(folder: ScriptFolder, tmp_path: Path) -> None:
-    command = (interpreter(None), folder.add("plain.py"))
-    trials = Trials(folder.path, tmp_path / "study", command)
-    recommendation = trials.recommended(**FUSED)
+@PLAIN
+def test_a_refused_recommendation_is_told_in_its_own_words(plain: Trials) -> None:
+    recommendation = plain.recommended(**FUSED)
     path = Path("plain.py")
     path.write_text(path.read_text().replace("batch_size=8", "batch_size=4"))
 
     with (
-        changed_by(recommendation, "enable", command) as changed,
+        changed_by(recommendation, "enable", plain.look.command) as changed,
         pytest.raises(RecommendationError, match=r"plain\.py has changed since it was tuned"),
     ):
-        compared(trials, changed)
+        compared(plain, changed)
 
 
 @pytest.mark.parametrize(
@@ -193,10 +198,12 @@ def test_the_command_must_name_the_script_that_a_file_replaces(tmp_path: Path) -
 
 
 def test_the_command_prints_speed_and_loss_and_ends_with_a_status(folder: ScriptFolder) -> None:
-    folder.add("plain.py")
-    edited = folder.path.parent / "edited.py"
-    edited.write_text(Path("plain.py").read_text().replace("model(x), y)", "model(x), y) * 2"))
-    command = (interpreter(None), "plain.py", "--steps", "20000")
+    """Steps mostly sleep: few windows tell their time."""
+    path, edited = Path(folder.add("plain.py")), folder.path.parent / "edited.py"
+    text = path.read_text().replace("import os\n", "import os\nimport time\n")
+    path.write_text(text.replace("scheduler.step()\n", "scheduler.step()\n        time.sleep(0.01)\n"))
+    edited.write_text(path.read_text().replace("model(x), y)", "model(x), y) * 2"))
+    command = (interpreter(None), "plain.py", "--steps", "4000")
 
     done = steptune(folder, "verify", "--blocks", "2", "--edited", str(edited), "--", *command)
     missing = steptune(folder, "verify", "--", *command)

@@ -6,11 +6,14 @@ import shutil
 import subprocess
 import sys
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 import pytest
+from _pytest.mark import ParameterSet
 from builders import sample_environment, sample_recommendation
 from msgspec.structs import replace
 
@@ -33,7 +36,7 @@ from steptune.tuner.records import (
     WorkloadFacts,
 )
 from steptune.tuner.scripts.launch import ran_script
-from steptune.tuner.scripts.look import look_at
+from steptune.tuner.scripts.look import Look, look_at
 from steptune.tuner.scripts.record import ScriptRecord
 from steptune.tuner.scripts.runner import ScriptRunner
 from steptune.tuner.search.space import Space
@@ -138,13 +141,14 @@ class Trials:
 
     Args:
         forked: From a frozen copy of the look's process, where a choice allows it.
+        look: An earlier one at the same command, in another folder with the same files; its frozen copy is not used.
     """
 
-    def __init__(self, folder: Path, study: Path, command: tuple[str, ...], *, forked: bool = False) -> None:
+    def __init__(
+        self, folder: Path, study: Path, command: tuple[str, ...], *, forked: bool = False, look: Look | None = None
+    ) -> None:
         study.mkdir(exist_ok=True)
-        look, ended = look_at(command, folder, study / "look.log", frozen_seed=0 if forked else None)
-        assert look is not None, [record.refusal for record in ended.records] or (study / "look.log").read_text()
-        self.look = look
+        self.look = look = _looked(command, folder, study, forked=forked) if look is None else _moved(look, folder)
         strategies = STRATEGIES if forked else (*STRATEGIES, Planted())  # which needs another environment
         self._runner = ScriptRunner(look, study, strategies=strategies)
         self.close = weakref.finalize(self, self._runner.close)  # at the latest when nobody has them any more
@@ -199,6 +203,27 @@ class Trials:
             environment_variables=environment_variables(complete),
             in_script=script_changes(candidate, complete, self.look.script),
         )
+
+
+TrialsOf = Callable[..., Trials]
+"""Make trials of the words of a command."""
+
+
+def case(script: str, *rest: Any, id: str) -> ParameterSet:
+    """Parameters in the group of the script, which is looked at once."""
+    return pytest.param(script, *rest, id=id, marks=pytest.mark.xdist_group(script))
+
+
+def _looked(command: tuple[str, ...], folder: Path, study: Path, *, forked: bool) -> Look:
+    look, ended = look_at(command, folder, study / "look.log", frozen_seed=0 if forked else None)
+    assert look is not None, [record.refusal for record in ended.records] or (study / "look.log").read_text()
+    return look
+
+
+def _moved(look: Look, folder: Path) -> Look:
+    text = msgspec.json.encode(look.record).replace(str(look.folder).encode(), str(folder).encode())
+    record = msgspec.json.decode(text, type=ScriptRecord)
+    return Look(look.command, folder, record, look.breakdowns, look.seconds)
 
 
 def losses(output: str) -> list[str]:

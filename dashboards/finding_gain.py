@@ -4,6 +4,7 @@ no replay.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container
 
 from steptune.dashboards import units
@@ -11,8 +12,6 @@ from steptune.tuner.profiling.claims import AFTER
 from steptune.tuner.profiling.gains import BESIDE
 from steptune.tuner.records import Finding
 
-LARGEST = 100
-"""Maximum ratio that is stated as a number: above it, nearly the whole step is waiting."""
 REPLAYED = "replayed"
 NAMED = 2
 """Maximum number of earlier findings that the text of a later one names."""
@@ -37,8 +36,8 @@ def finding_gain(finding: Finding, said: Container[str] = ()) -> str:
     if finding.bound <= 0:
         return ""
     limit = units.gain_limit(finding.bound)
-    large = limit >= LARGEST
-    most = f"{LARGEST}× and more" if large else units.ratio(limit)
+    large = math.isinf(limit)
+    most = f"{units.NO_LIMIT}× and more" if large else units.ratio(limit)
     at_most = f"up to {most}" if large else f"at most {most}"
     saves, claim = str(finding.evidence.get("saves", "")), _claim(finding)
     if not saves:

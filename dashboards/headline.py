@@ -56,11 +56,15 @@ class HeadlineInfo(NamedTuple):
     interval: str = ""
 
 
-def get_headline_info(source: TrialSource, study_id: str) -> HeadlineInfo:
-    """Return the claim of a study, whatever its state. Only confirmed gains are claimed."""
+def get_headline_info(source: TrialSource, study_id: str, *, at_service: bool = False) -> HeadlineInfo:
+    """Return the claim of a study, whatever its state. Only confirmed gains are claimed.
+
+    Args:
+        at_service: Whether the reader uses a service with logins, and so can run no command where the study is stored.
+    """
     recommendation = source.recommendation(study_id)
     info = (
-        _of_recommendation(source.get_study(study_id), recommendation)
+        _of_recommendation(source.get_study(study_id), recommendation, at_service)
         if recommendation is not None
         else _of_unfinished(source, study_id)
     )
@@ -103,7 +107,7 @@ def _isolation_fact(trials: Sequence[Trial]) -> tuple[Fact, ...]:
     return (Fact("Isolation", ", ".join(f"{level} ({units.counted(n, 'trial')})" for level, n in counts.items())),)
 
 
-def _of_recommendation(study: Study, r: Recommendation) -> HeadlineInfo:
+def _of_recommendation(study: Study, r: Recommendation, at_service: bool) -> HeadlineInfo:
     before, after = units.rate(r.baseline_units_per_s, r.sample_unit), units.rate(r.units_per_s, r.sample_unit)
     change = f"{before} with today's settings, {after} as recommended."
     objective = parse_objective(r.objective)
@@ -132,15 +136,15 @@ def _of_recommendation(study: Study, r: Recommendation) -> HeadlineInfo:
             "Not confirmed",
             f"The best settings of the search {seen}: {change} They were not measured "
             "again in new runs, and the best of many noisy measurements looks better than it is."
-            f"{_way_on(study, r)}",
+            f"{_way_on(study, r, at_service)}",
         ),
-        Verdict.INCONCLUSIVE: ("warning", "", *_why_inconclusive(study, r, before)),
+        Verdict.INCONCLUSIVE: ("warning", "", *_why_inconclusive(study, r, before, at_service)),
         Verdict.NOT_SEARCHED: (
             "warning",
             "",
             "Not searched",
             f"{_why_not_searched(r)}, so nothing is known about {objective.better} settings. Today's "
-            f"settings train at {before}.{_way_on(study, r)}",
+            f"settings train at {before}.{_way_on(study, r, at_service)}",
         ),
     }[r.verdict]
     return HeadlineInfo(tone, figure, title, sentence, _facts(study, r), _interval(r))
@@ -166,10 +170,12 @@ def _why_not_searched(r: Recommendation) -> str:
     return "The budget was spent before a candidate was tried"
 
 
-def _why_inconclusive(study: Study, r: Recommendation, before: str) -> tuple[str, str]:
+def _why_inconclusive(study: Study, r: Recommendation, before: str, at_service: bool) -> tuple[str, str]:
     """Return the title and sentences that say why a study is inconclusive, and what helps."""
     command = more_time_command(study, r)
     more = f"more time on a quiet machine: `{command}`" if command else "a longer --budget, or a quiet machine"
+    if at_service:
+        more = f"more time on a quiet machine: submit it again with {_budget_with_more(study, r)}"
     gain = r.gain or r.unproven_gain
     if gain is not None and is_wide(gain.interval):
         whose = "the best finalist" if r.candidate.is_baseline else "these settings"
@@ -186,8 +192,10 @@ def _why_inconclusive(study: Study, r: Recommendation, before: str) -> tuple[str
     )
 
 
-def _way_on(study: Study, r: Recommendation) -> str:
+def _way_on(study: Study, r: Recommendation, at_service: bool) -> str:
     """State how to get an answer from the study; empty if it was cancelled permanently."""
+    if at_service:
+        return _way_on_at_service(study, r)
     if r.certificate.ended == "interrupted":
         return "" if study.state is StudyState.CANCELLED else f" Continue with `{resume_command(study)}`."
     if r.certificate.ended == TRIALS_SPENT:
@@ -196,6 +204,20 @@ def _way_on(study: Study, r: Recommendation) -> str:
         return ""
     command = more_time_command(study, r)
     return f" Continue with `{command}`." if command else f" Use --budget {_as_option(r.needed_budget_s)}."
+
+
+def _way_on_at_service(study: Study, r: Recommendation) -> str:
+    if r.certificate.ended == "interrupted":
+        can_go_on = study.state in (StudyState.INTERRUPTED, StudyState.PAUSED)
+        return " Whoever may submit studies can resume it on this page." if can_go_on else ""
+    if r.certificate.ended == TRIALS_SPENT:
+        return " Submit it again with more trials."
+    return "" if r.needed_budget_s is None else f" Submit it again with {_budget_with_more(study, r)}."
+
+
+def _budget_with_more(study: Study, r: Recommendation) -> str:
+    """Name the budget of a new study, which has more time than this one had."""
+    return f"a budget of {_as_option(max(r.needed_budget_s or 0.0, (1 + MORE_TIME) * study.settings.budget_s))}"
 
 
 def more_time_command(study: Study, r: Recommendation) -> str:

@@ -126,7 +126,7 @@ def study_context(source: TrialSource, study_id: str, site: Site) -> dict[str, A
     numbers = {row.trial_id: row.number for row in history}
     environment = study.environment
     links = get_links_info(environment.topology) if environment and environment.topology else None
-    headline = get_headline_info(source, study_id)
+    headline = get_headline_info(source, study_id, at_service=bool(site.user))
     epoch = get_epoch_info(study, recommendation) if recommendation else None
     findings = findings_by_configuration(source, study_id)
     cause = next((found[0] for name, found in findings.items() if name == TODAY), None)

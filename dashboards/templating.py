@@ -9,6 +9,7 @@ another extends `layout` instead: `page.html` or `embedded.html`; ids in it begi
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Hashable, Mapping
 from typing import Any
 
@@ -99,6 +100,7 @@ def templates() -> jinja2.Environment:
         words=units.words,
         significant=units.significant,
         known=lambda value: value == value,
+        finite=math.isfinite,
         change=units.change,
         counted=units.counted,
         short_time=units.short_time,

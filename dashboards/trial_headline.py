@@ -163,11 +163,9 @@ def _configuration_fact(result: TrialResult, recommendation: Recommendation | No
 
 def _limit_fact(decisions: Sequence[Decision]) -> Fact | None:
     bounds = [decision.predicted_bound for decision in decisions if decision.predicted_bound is not None]
-    if not bounds:
+    if not bounds or math.isinf(limit := units.gain_limit(bounds[-1])):
         return None
-    return Fact(
-        "Predicted", f"at most {units.ratio(units.gain_limit(bounds[-1]))}", "from the breakdown, before the trial ran"
-    )
+    return Fact("Predicted", f"at most {units.ratio(limit)}", "from the breakdown, before the trial ran")
 
 
 def _guard_fact(result: TrialResult) -> Fact | None:

@@ -13,6 +13,8 @@ from steptune.tuner.wording import ratio as ratio
 from steptune.tuner.wording import ratio_range as ratio_range
 
 UNKNOWN = "unknown"
+NO_LIMIT = 100
+"""Maximum ratio of speeds that is stated as a limit."""
 _LAMBDAS = re.compile(r"\([^()]*\)(?=::\{lambda)|::\{lambda\([^()]*\)#\d+\}|::operator\(\)\([^()]*\)(?: const)?")
 _RUNS = re.compile(r": [\d.e+-]+ ms in \d+ runs$")
 _NAMESPACES = re.compile(r"\(anonymous namespace\)::|\bat::native::|\bat::cuda::|\bstd::")
@@ -117,8 +119,10 @@ def percent(share: float) -> str:
 
 
 def gain_limit(bound: float) -> float:
-    """Return the maximum ratio of speeds if this share of the step is saved."""
-    return math.inf if bound >= 1 else 1 / (1 - max(0.0, bound))
+    """Return the maximum ratio of speeds if this share of the step is saved; infinite from `NO_LIMIT` on, where nearly
+    the whole step could vanish, so that the bound says nothing.
+    """
+    return math.inf if bound > 1 - 1 / NO_LIMIT else 1 / (1 - max(0.0, bound))
 
 
 def duration(seconds: float) -> str:

@@ -124,7 +124,7 @@ def _tried(info: Sequence[TriedRow]) -> RenderableType:
     for row in info:
         verdict = Text(units.words(row.verdict), style=_VERDICTS.get(row.verdict, ""))
         speed = "" if math.isnan(row.gain) else units.ratio(row.gain)
-        limit = "" if math.isnan(row.limit) else units.ratio(row.limit)
+        limit = units.ratio(row.limit) if math.isfinite(row.limit) else ""
         change = Text(row.changed).append(f"\n{row.reason}" if row.reason else "", style="dim")
         table.add_row(verdict, speed, limit, change)
     return Group(Text(), table)

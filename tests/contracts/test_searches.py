@@ -7,8 +7,9 @@ from search_builders import NO_LIMIT_S, RECOMPILING, SMALL, Machine, StudyRun, c
 
 from steptune.service.api.requests import StudyRequest
 from steptune.tuner.errors import ChoiceError
-from steptune.tuner.records import BASELINE, Candidate, Purpose
+from steptune.tuner.records import BASELINE, Candidate, FailureKind, Purpose, Verdict
 from steptune.tuner.search import model_search, searches
+from steptune.tuner.search.confirmation import LONGEST_OVERRUN
 from steptune.tuner.search.designer import Designer
 from steptune.tuner.search.history import Proposal
 from steptune.tuner.search.knowledge import Priors
@@ -194,6 +195,12 @@ class Recompiling(FakeStrategy):
     trial_cost_s = 60.0
 
 
+class Hurried(Recompiling):
+    """A strategy that says too little of what compiling costs."""
+
+    trial_cost_s = 5.0
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_start_that_would_compile_beyond_the_time_left_is_not_proposed(seed):
     """Candidates of the model that is compiled already can still be paid for, and are tried."""
@@ -206,6 +213,22 @@ def test_a_start_that_would_compile_beyond_the_time_left_is_not_proposed(seed):
     study.run()
     assert [trial for trial in study.trials if trial.result.failure is not None] == []
     assert len({trial.candidate.key for trial in study.trials}) > 3
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_first_compilation_that_takes_longer_than_expected_leaves_time_for_an_answer(seed):
+    """It is ended while something else can still be tried, and confirmed."""
+    compile_s = dict.fromkeys(RECOMPILING, 500.0)
+    machine = Machine(SEPARABLE, compile_s=compile_s, start_s=2.0, seed=seed)
+    strategies = [Hurried(s.name, s.category, s.levels) if s.name in compile_s else s for s in SEPARABLE.strategies]
+    study = StudyRun(
+        machine, strategies=strategies, search="model", budget_s=60.0, max_trials=None, confirm_blocks=2, seed=seed
+    )
+    answer = study.run()
+    kinds = [trial.result.failure.kind for trial in study.trials if trial.result.failure is not None]
+    assert kinds == [FailureKind.TIMEOUT], "the first compilation, and no second one"
+    assert answer.verdict is Verdict.FASTER
+    assert machine.now_s <= (1 + LONGEST_OVERRUN) * 60.0
 
 
 def test_a_service_keeps_the_name_with_the_study_and_refuses_one_that_does_not_exist():

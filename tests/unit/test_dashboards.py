@@ -305,6 +305,22 @@ class TestHeadline:
         assert more_time_command(study, replace(clear, prospect="The next minute would try more.")).endswith("5m")
         assert more_time_command(replace(study, state=StudyState.RUNNING), r) == ""
 
+    def test_a_reader_of_a_service_with_logins_is_named_no_command_of_its_machine(self) -> None:
+        """The page says what can be done there."""
+        study = replace(make_study(), settings=replace(make_study().settings, budget_s=600.0))
+
+        def sentence(r, study=study):
+            return get_headline_info(stored(study, recommendation=r), STUDY_ID, at_service=True).sentence
+
+        inconclusive = without_gain(verdict=Verdict.INCONCLUSIVE, unproven_gain=None)
+        not_searched = replace(inconclusive, verdict=Verdict.NOT_SEARCHED, needed_budget_s=1200.0)
+        stopped = replace(not_searched, certificate=replace(not_searched.certificate, ended="interrupted"))
+        interrupted = replace(study, state=StudyState.INTERRUPTED)
+        assert sentence(inconclusive).endswith("more time on a quiet machine: submit it again with a budget of 15m.")
+        assert sentence(not_searched).endswith("Submit it again with a budget of 20m.")
+        assert sentence(stopped, interrupted).endswith("Whoever may submit studies can resume it on this page.")
+        assert all("`" not in sentence(r) for r in (inconclusive, not_searched, stopped))
+
     def test_a_busy_machine_does_not_excuse_trials_of_a_script_that_take_no_turns(self) -> None:
         for workload, said in (
             ("examples/char_gpt.py:CharGPT", "took turns"),
@@ -372,6 +388,7 @@ class TestUnits:
     def test_a_bound_of_the_whole_step_limits_nothing(self) -> None:
         assert units.gain_limit(1.0) == math.inf
         assert units.gain_limit(0.5) == 2.0
+        assert units.gain_limit(0.99992) == math.inf, "a limit of 12,500x says nothing"
 
 
 # --- colours ----------------------------------------------------------------------------------

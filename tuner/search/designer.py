@@ -345,17 +345,29 @@ class Designer:
         """Seconds that trials of the search may still take."""
         return self.budget_s - self.knowledge.spent_s - self._reserve_s()
 
+    def longest_s(self, candidate: Candidate) -> float:
+        """Return the seconds that a trial may take until its first window. While there is nothing to confirm, a
+        compilation that takes longer than expected leaves time for a trial without one, and its confirmation.
+        """
+        if self._has_something_to_confirm() or not self.space.compiles_again(candidate, self.reference):
+            return self.left_s
+        another_s = self.knowledge.expected_cost_s(self.reference, self.reference) + self._least_confirmation_s()
+        return max(self.left_s - RESERVE_MARGIN * another_s, self.history.cost_s(candidate))
+
     def _reserve_s(self) -> float:
         """Return the seconds reserved for confirming the best candidate so far. They are 0 while this candidate is
         hardly faster than the reference, or if too little time is left for the minimum number of blocks.
         """
         if not self._confirm_blocks or not self._has_something_to_confirm():
             return 0.0
-        least_s = min(LEAST_BLOCKS, self._confirm_blocks) * self._block_s()
-        if least_s > self.budget_s - self.knowledge.spent_s + LONGEST_OVERRUN * self.budget_s:
+        if self._least_confirmation_s() > self.budget_s - self.knowledge.spent_s + LONGEST_OVERRUN * self.budget_s:
             return 0.0
         least, largest = LEAST_RESERVE * self.budget_s, LARGEST_RESERVE * self.budget_s
         return min(largest, max(least, RESERVE_MARGIN * self._confirm_blocks * self._block_s()))
+
+    def _least_confirmation_s(self) -> float:
+        """Return the seconds of the minimum number of confirmation blocks."""
+        return min(LEAST_BLOCKS, self._confirm_blocks) * self._block_s()
 
     def _has_something_to_confirm(self) -> bool:
         """Say whether the best candidate so far is worth confirming, judged by rates alone: the model depends on the

@@ -138,7 +138,7 @@ class SearchRun:
             pair, purposes = [companion, suggestion.candidate], [Purpose.COMPANION, suggestion.purpose]
         else:
             pair, purposes = [suggestion.candidate], [suggestion.purpose]
-        longest_s = self._view.left_s / len(pair) if baseline else self._designer.left_s
+        longest_s = self._view.left_s / len(pair) if baseline else self._designer.longest_s(suggestion.candidate)
         return self._trials.run(pair, purposes, suggestion.replicate, longest_s)[-1]
 
     # --- studies that move from one place to another ------------------------------------------

@@ -13,7 +13,9 @@ _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib"
 
 def is_users(path: str) -> bool:
     """Say whether a source file belongs neither to Steptune, nor to the standard library or an installed package."""
-    return not path.startswith(("<", _OWN, *_LIBRARIES)) and "/site-packages/" not in path
+    torch_init = getattr(sys.modules.get("torch"), "__file__", None) or ""  # torch may be built where its sources are
+    torch_folders = (torch_init.removesuffix("__init__.py"),) if torch_init else ()
+    return not path.startswith(("<", _OWN, *_LIBRARIES, *torch_folders)) and "/site-packages/" not in path
 
 
 def frames() -> Iterator[FrameType]:

@@ -67,9 +67,8 @@ class TrialSession(Session):
             self._change_optimizer(optimizer)
 
     def _make_window(self) -> Window:
-        return TrialWindow(
-            self._folder, self._step_times_ns, self._remaining, self._trial["measure"], self._step_loader_ns
-        )
+        settings = {**self._trial["measure"], "guarded": self._trial["guard"] is not None}
+        return TrialWindow(self._folder, self._step_times_ns, self._remaining, settings, self._step_loader_ns)
 
     @property
     def awaits_modules(self) -> bool:  # type: ignore[override]

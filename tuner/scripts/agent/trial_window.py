@@ -18,6 +18,10 @@ from .window import STEADY_STEPS, Phase, Window, median, synchronise
 INTRUDES, INTRUDES_SHARE = 3.0, 0.5
 """Minimum time of a step, without its loader, at which the step is taken to contain other work: in multiples of the
 usual step, and as a share of a window. Shorter excesses are noise of the machine."""
+SLOW_GUARDED_WARM_UP_STEPS = 2
+"""Warm-up of slow steps after guarded steps, which have warmed up the same code. So a trial of a script with slow steps
+needs no more steps than its inspection (`window.LEAST_STEPS`), unless its loader works ahead.
+"""
 MOST_QUEUED = 32
 """Maximum number of additional warm-up steps, in which batches that were loaded ahead are used up."""
 
@@ -27,7 +31,7 @@ class TrialWindow(Window):
 
     Args:
         settings: Settings of the windows: warm_up_s, window_s, min_rounds, max_rounds, half_width, cap_s, profile,
-            queue (batches that a loader may hold).
+            queue (batches that a loader may hold), guarded (whether guarded steps came before).
         loader_ns: Time in the loader during each step; the list grows by one with each step.
 
     Attributes:
@@ -57,9 +61,11 @@ class TrialWindow(Window):
         queued = min(MOST_QUEUED, self._settings["queue"])
         if self.num_steps == 1:
             self._warmed_s = time.monotonic()
-        if self.num_steps < STEADY_STEPS + queued or time.monotonic() - self._warmed_s < self._settings["warm_up_s"]:
+        if time.monotonic() - self._warmed_s < self._settings["warm_up_s"]:
             return False
-        return super()._is_warm()
+        if self._settings["guarded"] and self.num_steps and self._is_slow():
+            return bool(self.num_steps >= SLOW_GUARDED_WARM_UP_STEPS + queued)
+        return bool(self.num_steps >= STEADY_STEPS + queued) and super()._is_warm()
 
     def _begin_timing(self) -> None:
         super()._begin_timing()

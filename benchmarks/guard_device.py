@@ -22,6 +22,7 @@ No limit is fitted here: they are those of `benchmarks/guard_power.py`, which we
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import json
 import multiprocessing
@@ -198,11 +199,6 @@ class Bench:
             self._studies[training] = study
         return self._studies[training]
 
-    def leave(self) -> None:
-        for study in self._studies.values():
-            if study.coordinator is not None:
-                study.coordinator.leave()
-
     def row(self, run: Run) -> dict[str, Any]:
         """Run the guard, and see what a fault does in ten steps; the row of rank 0 has the verdict."""
         roundoff = max(PRECISIONS[run.precision][1], self._own_roundoff(run.training))
@@ -336,8 +332,10 @@ def _rank(
             row = bench.row(run)
             if rank == 0:
                 rows.append(row)
-        bench.leave()
         bench = Bench(folder, device, rank, 2)
+        gc.collect()  # before the group, whose destructor may wait for a thread that waits for this one
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
     if rank == 0:
         queue.put(left_out)
 

@@ -48,8 +48,8 @@ def get_breakdown_info(source: TrialSource, study_id: str) -> list[CategoryTime]
     """Return milliseconds per step by category, for today's settings and for the configuration compared with them.
 
     One row for each configuration ("today", then "recommended" or "best so far") and category that takes time. Several
-    profiled starts and ranks are averaged, so the categories still sum to the mean step. Empty before
-    anything was profiled; a profile that cannot be trusted counts as none.
+    profiled runs and ranks are averaged, so the categories still sum to the mean step. Empty before anything was
+    profiled; a profile that cannot be trusted counts as none.
     """
     recommendation, study = source.recommendation(study_id), source.get_study(study_id)
     if recommendation is not None and recommendation.shares_before and study.facts is not None:

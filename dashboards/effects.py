@@ -1,7 +1,7 @@
 """Speeds of a study's candidates: as the answer states them, or else estimated from all trials together.
 
 What the answer states (`tuner.speeds`) goes first, so that every table has one speed for a configuration. For the rest
-`tuner.search.effects.EffectModel`, the search's own model, takes every start and every pair that ran in turns, and
+`tuner.search.effects.EffectModel`, the search's own model, takes every run and every pair that ran in turns, and
 shrinks what few noisy trials say towards "no effect"; its intervals widen where choices were only ever tried together.
 So differences that pages show are those that the search acted on.
 """

@@ -1,7 +1,7 @@
 """Figures as plain data for plotly.js.
 
 The objects of Plotly for Python check every name and every value each time, which took a third of the time of a
-study's page. Nothing is checked here: tests hand every figure to Plotly, which knows what may stand in one.
+study's page. Nothing is checked here: tests hand every figure to Plotly, which knows the allowed names and values.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ With few noisy trials, most of them around the best configuration, measures that
 permutation of a forest) say little. So importance is a contrast of pairs of configurations that were run and differ in
 one strategy only: two choices that such a pair compares, or a chain of pairs, have a ratio of speeds, by the search's
 own Gaussian model of all trials (`tuner.search.effects`), which shrinks what few trials say towards "no effect". Of
-several chains the one that is known best counts. The importance of a strategy is the ratio of its best choice to its
-worst. Where a strategy was only ever changed together with others there are no pairs; then it is the model's estimate
-of its choices alone, with a wide interval.
+several chains the one with the smallest variance counts. The importance of a strategy is the ratio of its best choice
+to its worst. Where a strategy was only ever changed together with others there are no pairs; then it is the model's
+estimate of its choices alone, with a wide interval.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The step timeline of every device, stream and thread, to be viewed at any zoom level.
 
-`static/lanes.js` draws it. In a page of the service it asks for tiles of what is shown; a page that is one file holds
-all lanes, merged where they are more than it has room for.
+`static/lanes.js` draws it. In a page of the service it requests tiles of the visible part; a self-contained page holds
+all lanes, with events merged where there are more than it has room for.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rows for groups of ranks: ranks that spend their steps in a similar way form a group.
 
-A run of a thousand ranks has a handful of kinds of ranks: most, those that come late, those of another pipeline stage.
+A run of a thousand ranks has a handful of kinds of ranks: the majority, stragglers, those of another pipeline stage.
 """
 
 from __future__ import annotations

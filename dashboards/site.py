@@ -22,7 +22,8 @@ class Site:
 
     Attributes:
         base_path: Path below which a proxy serves the service; empty without one.
-        standalone: The page is one file: styles, scripts and downloads are in it, and nothing links to the service.
+        standalone: Whether the page is one file: styles, scripts and downloads are in it, and nothing links to the
+            service.
         user: Name of the user who is logged in; empty where no login is needed.
         csrf_token: Token that the page's scripts send with a change; empty where none is required.
         may_submit: Whether the user may submit, pause and cancel studies.

@@ -6,7 +6,7 @@ their causes are what a reader looks for: violet where the host is late, brown, 
 categories may stand side by side in a chart, so any two differ by at least 16 in CIELAB for normal and red-green-blind
 vision, and by at least 11 for blue-yellow blindness; any two causes of gaps by 20 and more. Neighbours
 of a stacked bar differ in lightness, so that they stay apart in a black-and-white print, and every colour stands out
-from both papers. tests/unit/test_dashboards.py checks all of this.
+from the light and the dark background. tests/unit/test_dashboards.py checks all of this.
 
 Figures have no background, and texts and grid lines take their colours from the page (see
 static/page.css), so that one figure serves light, dark and print.

@@ -71,7 +71,7 @@ def trace_context(analysis: TraceAnalysis, timeline: TimelineInfo | None, *, top
     """Return the data of `trace_sections.html`.
 
     Args:
-        timeline: None where no lanes were kept.
+        timeline: Timeline of the lanes; None where no lanes were kept.
     """
     rank = main_rank(analysis)
     findings, gaps = get_findings_info(analysis), get_long_gaps_info(rank)

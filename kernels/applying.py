@@ -1,5 +1,5 @@
-"""Application of kernels to a training: parts that a kernel can compute, reasons against the others, and the change of
-the training.
+"""Application of kernels to a training: which parts a kernel can compute, why not the others, and the change of these
+parts.
 
 A kernel's pattern finds modules of the model, parts of the loss (what the workload keeps in its attributes, and the
 modules therein), or the optimizer.
@@ -102,7 +102,7 @@ def _use(kernel: Kernel, subjects: _Subjects) -> None:
 
 
 def _refusal(kernel: Kernel, parts: _Subjects, optimizer: torch.optim.Optimizer | None, device: torch.device) -> str:
-    """Return why a kernel cannot be used.
+    """Return why a kernel cannot be used; empty where it can.
 
     Reasons in the training come before a missing installation: nobody needs to install something for a kernel that has
     no use.

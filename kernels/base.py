@@ -46,16 +46,17 @@ class Pattern:
     """Pattern of what a kernel can replace: modules of a model, parts of a loss, or an optimizer.
 
     Attributes:
-        what: Human-readable description: what they are, and of which libraries.
+        what: Human-readable description of the modules or the optimizer, and the libraries that they come from.
         refusal: Called with each module of a model and each part of a loss (attributes of the workload, and of modules
             in them), or with the optimizer. Returns None where the subject does not match, "" where the kernel
             can compute it, else why it cannot.
-        replace: Lets such a module or optimizer call the kernel, in place. Its parameters, their names, what goes in
-            and what comes out must stay, as an optimizer's groups and state; its class may become a subclass of it.
-        operators: Names, or parts of names, by which a profile shows that the kernel ran: of its operator, and on a
-            device of what the operator launches.
+        replace: Changes such a module, part or optimizer, in place, so that it calls the kernel. Parameters, their
+            names, inputs and outputs must stay, and so must an optimizer's groups and state; the class may become a
+            subclass.
+        operators: Names, or parts of names, by which a profile shows that the kernel ran: those of its operator, and
+            those of the device kernels that the operator launches.
         subject: `MODULES` or `OPTIMIZER`.
-        unavailable: Says why the kernel cannot run on a device; empty where it can.
+        unavailable: Returns why the kernel cannot run on a device; empty where it can.
     """
 
     what: str
@@ -77,16 +78,17 @@ class Kernel:
     """A fused kernel with its definition, its cases and its pattern.
 
     Attributes:
-        name: Name of the folder and in the strategy `fused_kernels`; for another package, that of its entry point.
+        name: Name of the kernel's folder, also used by the strategy `fused_kernels`; for another package's kernel, the
+            name of its entry point.
         summary: One line for tables.
         function: The kernel, called with the tensors and options of a case by name.
-        reference: The definition in plain PyTorch, called with the same.
-        cases: Small inputs with what is easy to get wrong: odd shapes, padding, every option.
+        reference: The definition in plain PyTorch, called with the same arguments.
+        cases: Small inputs that cover what is easy to get wrong: odd shapes, padding, every option.
         tolerances: Largest relative error, by dtype: norm of the difference to the reference in float64, over its norm.
-        without_gradient: Tensors that get none from the kernel, as (label of the case or "*", name).
-        has_gradients: Whether it can be differentiated: an assignment or an update cannot.
-        in_graphs: Whether compiled graphs hold it: an optimizer's step is outside of them.
-        pattern: What it replaces in a model; None where it replaces nothing by itself.
+        without_gradient: Tensors that get no gradient from the kernel, as (label of the case or "*", name).
+        has_gradients: Whether the kernel can be differentiated: an assignment or an update cannot.
+        in_graphs: Whether the kernel runs inside compiled graphs: an optimizer's step runs outside.
+        pattern: Pattern of what the kernel replaces in a training; None where it replaces nothing by itself.
     """
 
     name: str

@@ -332,7 +332,7 @@ FCOS3D = Kernel(
 
 
 def _compacted(compact: Callable[..., list[Tensor]]) -> Callable[..., Tensor]:
-    """Wrap a compaction so that it returns both kinds of figures in one tensor."""
+    """Wrap a compaction so that it returns both kinds of values in one tensor."""
 
     def function(*, distances: Tensor, boxes: Tensor) -> Tensor:
         points, num_boxes, _ = distances.shape
@@ -443,7 +443,7 @@ def _registered() -> tuple[Kernel, ...]:
     Raises:
         ImportError: An entry point cannot be loaded.
         TypeError: An entry point is not a kernel.
-        ValueError: A name is taken, is not that of the entry point, or the kernel has no pattern.
+        ValueError: A kernel's name is taken or differs from its entry point's, or the kernel has no pattern.
     """
     found: list[Kernel] = []
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
@@ -473,7 +473,7 @@ KERNELS: tuple[Kernel, ...] = (*_OWN, *_registered())
 
 
 def kernel_named(name: str) -> Kernel:
-    """Return the kernel of a name.
+    """Return the kernel with this name.
 
     Raises:
         KeyError: No kernel has that name.

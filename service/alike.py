@@ -12,7 +12,7 @@ _ABSENT = object()
 
 
 def shared(names: Iterable[str], sources: Iterable[object], given: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of the named fields: the given value, else that of the first source with such a field."""
+    """Return the values of the named fields: the given value, else the value of the first source with such a field."""
     values = dict(given)
     for source in sources:
         for name in names:

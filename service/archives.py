@@ -1,7 +1,8 @@
 """Unpacking of archives that strangers upload: it writes only plain files, below one fresh folder.
 
-Sizes in headers are claims. What counts is what comes out while unpacking, and limits end it there. Members are looked
-at one by one and written by this module, never by the archive library; whatever is refused leaves nothing behind.
+Sizes in headers are only claims: bytes are counted as they are unpacked, and unpacking ends at the limits. Members are
+looked at one by one and written by this module, never by the archive library; whatever is refused leaves nothing
+behind.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ class ArchiveLimits:
     """Limits on the unpacked content of an archive.
 
     Attributes:
-        members: Files and folders.
-        total_bytes: All files together.
-        file_bytes: One file.
-        ratio: Unpacked bytes per packed byte, once more than a megabyte has come out.
-        depth: Folders within folders.
-        name_bytes: A whole path, in UTF-8. A part of it may have 255.
+        members: Maximum number of files and folders.
+        total_bytes: Maximum bytes of all files together.
+        file_bytes: Maximum bytes of one file.
+        ratio: Maximum unpacked bytes per packed byte, once more than a megabyte has come out.
+        depth: Maximum depth of nested folders.
+        name_bytes: Maximum bytes of a whole path, in UTF-8. A part of it may have 255.
     """
 
     members: int = 10_000

@@ -27,10 +27,11 @@ def trial_in(store: StudyStore, study: Study, which: str) -> Trial:
     """Return the trial that `which` names within a study; the trial must be complete.
 
     Args:
-        which: Its number, "baseline", "recommended", or "best" (the recommended or, so far, leading configuration).
+        which: Number of the trial, "baseline", "recommended", or "best" (the recommended or, so far, leading
+            configuration).
 
     Raises:
-        StoreError: There is none, or it has no result.
+        StoreError: There is no such trial, or it has no result.
     """
     trials = store.trials(study.study_id)
     recommendation = store.recommendation(study.study_id)
@@ -61,7 +62,7 @@ def with_result(trial: Trial) -> Trial:
     """Return the trial; refuse one without a result.
 
     Raises:
-        StoreError: It has none (yet).
+        StoreError: The trial has no result (yet).
     """
     if trial.result is None:
         raise StoreError(f"trial {trial.sequence} of study {trial.study_id} has no result ({trial.state.value})")
@@ -81,11 +82,11 @@ def compared(
 
     Args:
         analysis_of: Returns the stored analysis of a trial; modules are compared where both trials have one.
-        recommendation: That of the first trial's study. If it states the speeds of both configurations, the step's
-            change is taken from there: two runs are less certain.
+        recommendation: Recommendation of the first trial's study. If it states the speeds of both configurations, the
+            step's change is taken from there: two runs are less certain.
 
     Raises:
-        ComparisonError: One was not profiled.
+        ComparisonError: One of the trials was not profiled.
     """
     (study, trial), (other_study, other) = before, after
     results = [t.result for t in (trial, other) if t.result is not None]

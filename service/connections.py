@@ -57,11 +57,11 @@ def create_engine_for(url: str, *, poolclass: type[Pool] | None = None) -> Engin
     """Create an engine for a database URL; the parent directory of a SQLite file is created.
 
     Args:
-        poolclass: How connections to PostgreSQL are kept; by default several.
+        poolclass: Class of the pool that keeps connections to PostgreSQL; by default one that keeps several.
 
     Raises:
         StoreError: The URL cannot be read, or the directory cannot be made.
-        MissingDependencyError: The driver that it names is not installed.
+        MissingDependencyError: The driver that the URL names is not installed.
     """
     shown = re.sub("://.*@", "://***@", url)
     try:
@@ -137,8 +137,8 @@ def storage_errors(place: str) -> Iterator[None]:
 
     Raises:
         StorageFullError: The disk, or the database, is full.
-        StoreUnavailableError: It is busy, or restarts: a retry may succeed.
-        StoreError: It cannot be used for another reason, which the message says.
+        StoreUnavailableError: The database is busy, or restarts: a retry may succeed.
+        StoreError: The database or files cannot be used for another reason, which the message states.
     """
     try:
         yield

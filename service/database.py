@@ -1,6 +1,6 @@
 """The schema of a database: creating it, checking it, and opening a store on it.
 
-Alembic is imported by what migrates only: every command checks the schema, and few find one to change.
+Only migrations import Alembic: every command checks the schema, and few have to change it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def open_store(url: str) -> SqlStudyStore:
     """Open the store at a database URL. An empty database gets the tables; close the store after use.
 
     Raises:
-        StoreError: It cannot be used; SchemaOutdatedError and SchemaTooNewError say how to go on.
+        StoreError: The database cannot be used; SchemaOutdatedError and SchemaTooNewError say how to continue.
     """
     return SqlStudyStore(open_engine(url))
 
@@ -47,7 +47,7 @@ def open_engine(url: str) -> Engine:
     studies.
 
     Raises:
-        StoreError: It cannot be used; SchemaOutdatedError and SchemaTooNewError say how to go on.
+        StoreError: The database cannot be used; SchemaOutdatedError and SchemaTooNewError say how to continue.
     """
     engine = create_engine_for(url)
     try:
@@ -70,7 +70,7 @@ def migrate(database: Engine | str) -> str | None:
         The revision before; None where there were no tables.
 
     Raises:
-        StoreError: It cannot be migrated; SchemaTooNewError if a newer version wrote it.
+        StoreError: The database cannot be migrated; SchemaTooNewError if a newer version wrote it.
     """
     if isinstance(database, str):
         engine = create_engine_for(database)
@@ -93,7 +93,7 @@ def check_schema(engine: Engine) -> None:
     """Refuse a database whose schema is not that of this version.
 
     Raises:
-        SchemaOutdatedError: It is older, or has no tables.
+        SchemaOutdatedError: The schema is older, or there are no tables.
         SchemaTooNewError: A newer version of Steptune wrote it.
         StoreError: It is the database of another application.
     """

@@ -31,7 +31,7 @@ def run_by_this_command(study: Study) -> Iterator[None]:
 
     Raises:
         StateConflictError: Another command holds it.
-        StorageFullError: Its directory cannot be made.
+        StorageFullError: The study's directory cannot be made.
     """
     directory = Path(study.directory)
     try:

@@ -2,7 +2,7 @@
 every choice.
 
 No single workload has everything: batch normalisation and attention masks, fixed shapes and unequal lengths, AdamW and
-momentum are asked for by different choices, and some exclude each other.
+momentum are required by different choices, and some exclude each other.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Directories of studies that workers ran on this machine, and their removal.
 
-A worker leaves a mark for each, beside them, where user code cannot write. A directory without a mark belongs to a
-command, whose report refers to it, and stays.
+A worker leaves a mark for each directory, outside of it, where user code cannot write. A directory without a mark
+belongs to a command, whose report refers to it, and stays.
 """
 
 from __future__ import annotations

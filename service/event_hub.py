@@ -2,7 +2,7 @@
 
 Events have numbers that grow, and streams send them in that order, so that a client that comes back with the last
 number it saw misses nothing. A transaction that took a number may commit after one that took the next: so streams send
-what lies below the horizon (`steptune.service.queries.events.horizon`), where nothing more can come.
+what lies below the horizon (`steptune.service.queries.events.horizon`), where no further event can appear.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Subscription:
         study_id: The single study to follow; None for all that `owner_id` may see.
         owner_id: Owner of the studies; None for all owners.
         begins_after: Events up to this number are in the database already, for the client to read there.
-        ends_after: The study has ended: none of its events has a higher number than this one.
-        ended: No more events will come: the study has ended, or the server is stopping.
-        too_slow: More events came than `MAX_WAITING`.
+        ends_after: Number that no event of the study exceeds, once the study has ended; None before.
+        ended: Whether no more events will come: the study has ended, or the server is stopping.
+        too_slow: Whether more than `MAX_WAITING` events were waiting for the client.
     """
 
     study_id: str | None

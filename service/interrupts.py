@@ -1,7 +1,7 @@
 """Ctrl-C and SIGTERM as `KeyboardInterrupt`, but never within a transaction.
 
-Raised inside of one, it would leave a connection behind that is open for as long as the traceback is: a study that is
-interrupted records the best so far while it handles that exception, and would wait for its own lock in vain.
+Raised inside of one, it would leave a connection behind that is open for as long as the traceback exists: a study that
+is interrupted records the best so far while it handles that exception, and would wait for its own lock in vain.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def refuse_several_hosts(command: Sequence[str]) -> None:
     """Refuse a command whose launcher starts ranks on several hosts: trials of a command run on this host only.
 
     Raises:
-        ChoiceError: It is such a command.
+        ChoiceError: The command is of this kind.
     """
     for name, following in zip(command, [*command[1:], ""], strict=True):
         option, _, value = name.partition("=")
@@ -138,7 +138,7 @@ def hosts_of(launch: Launch | None, study: Study, settings: Settings, level: Lev
     """Connect all hosts of a study, and yield them; None where it runs on this host alone.
 
     Raises:
-        IsolationUnavailableError: Its trials should be isolated.
+        IsolationUnavailableError: The study's trials are to be isolated.
         RunnerError: Not all hosts connected.
         StoreError: The study was begun on another number of hosts or ranks.
     """
@@ -173,7 +173,7 @@ def refuse_isolated(level: Level) -> None:
     """Refuse to isolate the trials of a study on several hosts.
 
     Raises:
-        IsolationUnavailableError: They should be isolated.
+        IsolationUnavailableError: The trials are to be isolated.
     """
     if level.name != NONE:
         raise IsolationUnavailableError(

@@ -38,8 +38,8 @@ class Page(Record, Generic[Item]):
     """Part of a list, in the order that the operation states.
 
     Attributes:
-        items: At most `limit` of them.
-        next_cursor: For the next page; null on the last one.
+        items: The items, at most `limit`.
+        next_cursor: Cursor of the next page; null on the last one.
     """
 
     items: tuple[Item, ...]
@@ -95,7 +95,7 @@ class StudyQueueState(Record):
         num_claims: Number of times that a worker began to run it.
         num_lost: Number of workers that died with it since a trial was last completed.
         device_seconds: Devices times the time that workers held them for it.
-        queued_at: When it was queued (last).
+        queued_at: When it was last queued.
         claimed_at: When its worker got its present devices; null while the worker waits for a cluster.
         ended_at: When it ended.
     """
@@ -160,8 +160,8 @@ class TrialSummary(Record):
         step_time_ns: Step time over its clean windows, including epoch restarts; null without any.
         units_per_s: Samples or tokens per second over its clean windows, epoch restarts included; null without any.
         num_windows: Number of clean windows.
-        gain: Deprecated as a figure of its configuration, whose speed the recommendation states: that of this run over
-            the reference's when it completed, by rounds where they took turns; null if not measured.
+        gain: Rate of this run over the reference's when it completed, by rounds where they took turns; null if not
+            measured. Deprecated as a figure of the configuration, whose speed the recommendation states.
     """
 
     trial_id: str
@@ -203,8 +203,8 @@ class TrialDetail(TrialSummary):
     """A trial with its outcome. Windows, breakdown, kernels, … are resources of their own below it.
 
     Attributes:
-        attempts: Its process starts.
-        repeated: Runs before the last one, with how they ended, which says nothing about the candidate.
+        attempts: Process starts of the trial.
+        repeated: Runs before the last one, with their ends, which say nothing about the candidate.
         failure: Why it ended early; null where it did not.
         guard_passed: Whether it is still the same training; null where that was not checked.
         startup: Division of the time before the first window.
@@ -247,7 +247,7 @@ class BreakdownCategory(Record):
     """The time of one category.
 
     Attributes:
-        category: Its name.
+        category: Name of the category.
         ns: Nanoseconds over the whole profiled stretch.
         share: Share of the stretch.
         rescaled_ns: Nanoseconds per step, rescaled to the unprofiled step; null where that is unknown.
@@ -345,7 +345,7 @@ class ArtifactInfo(Record):
     """A file that belongs to a study or a trial.
 
     Attributes:
-        artifact_id: Its number.
+        artifact_id: Number of the file.
         study_id: The study.
         trial_id: The trial; null for a file of the whole study.
         kind: "trace", "timeline", "log", …
@@ -369,7 +369,7 @@ class ExportFormat(Record):
     Attributes:
         name: Name for `exports/{name}`.
         summary: Description of the format.
-        version: The library, and the version of it, that the text is for.
+        version: The library, with its version, for which the file is written.
         usage: How to use the file.
         file_name: Usual name of the file.
         media_type: Media type of the file.
@@ -496,7 +496,7 @@ class HardwareSummary(Record):
     """A hardware profile: the hardware and software on which measurements depend.
 
     Attributes:
-        fingerprint: Its identity.
+        fingerprint: Identity of the profile.
         device_kind: "cpu" or "cuda".
         label: Description of the hardware.
         profile: The complete profile.

@@ -1,6 +1,6 @@
 """One rendered copy of a page for all readers, until its content changes.
 
-Rendering a page takes ten times as long as reading its JSON, so it is done once for a version of what it shows,
+Rendering a page takes ten times as long as reading its JSON, so it is done once for each version of the content,
 however many readers ask. What differs between readers is left open in the copy (`opening`) and filled in for each: the
 pieces between are compressed once, as parts of one gzip stream. What else differs between readers is a part of the key.
 """
@@ -118,7 +118,7 @@ class PageCopies:
         """Return the copy of a page; of several simultaneous requests, one renders it.
 
         Args:
-            key: The page, and all that differs between its readers but what fills its openings.
+            key: The page, and all that differs between its readers, except what fills its openings.
             version: Version of the page's content, read first: `make` reads this version or a later one.
             make: Renders the page.
         """

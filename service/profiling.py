@@ -91,7 +91,7 @@ def profile_workload(
     """Measure and profile the unchanged workload in a single run.
 
     Raises:
-        BaselineError: It could not be measured.
+        BaselineError: The workload could not be measured.
     """
     reference = format_reference(known_reference(workload))
     with isolated_runner(

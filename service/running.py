@@ -28,7 +28,7 @@ def chosen_level(settings: Settings, *, python: str | None = None) -> Level:
 
     Raises:
         ChoiceError: There is no such level.
-        IsolationUnavailableError: It was named and cannot be used here.
+        IsolationUnavailableError: The named level cannot be used here.
     """
     return choose(settings.isolation or AT_HOME, python or sys.executable)
 
@@ -39,7 +39,7 @@ def worker_level(settings: Settings, *, python: str | None = None) -> Level:
 
     Raises:
         ChoiceError: There is no such level.
-        IsolationUnavailableError: It was named and cannot be used here, or none can.
+        IsolationUnavailableError: The named level cannot be used here, or no level can.
     """
     return choose(settings.isolation or STRONGEST, python or sys.executable, separating=not settings.insecure_no_auth)
 

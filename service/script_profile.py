@@ -35,7 +35,7 @@ class ScriptProfile(Record):
         records: One record for each process that built or trained a model, the recorded ones first.
         refusal: Why there is no profile; empty where there is one.
         units_per_s: Samples a second, of all ranks; None where the batch size is not known.
-        step_time_ns: Without the profiler.
+        step_time_ns: Step time without the profiler, in nanoseconds.
         bottleneck: Bottleneck of the step; "unknown" where the profile cannot be trusted.
         modules: Modules of the straggler, over all recorded steps; the most time first.
         roofline: FLOP of a step of that rank, and the calls far above their floor.

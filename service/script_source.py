@@ -95,7 +95,7 @@ def check_variables(variables: Mapping[str, str]) -> None:
     """Refuse variables whose names or values suggest secrets, or that name folders of one machine.
 
     Raises:
-        WorkloadRejectedError: Names the first such variable, and the ways out.
+        WorkloadRejectedError: There is such a variable; the message names the first one, and the ways out.
     """
     for name, value in variables.items():
         if VARIABLE.search(name) or holds_secret(value):
@@ -145,7 +145,7 @@ def check_packages(manifest: ScriptManifest, python: str) -> None:
     """Refuse to run a script if its packages differ from those on the machine from which it was submitted.
 
     Raises:
-        WorkloadRejectedError: Names those that are missing, or have another version.
+        WorkloadRejectedError: Packages are missing, or have another version; the message names them.
     """
     here = _installed(python, names=sorted(manifest.packages))
     missing = [f"{name} {version}" for name, version in sorted(manifest.packages.items()) if name not in here]

@@ -40,7 +40,7 @@ def new_script_study(look: Look, settings: StudySettings, service_settings: Sett
     Raises:
         ChoiceError: A strategy, a search or an objective that does not exist.
         WorkloadError: The script shards its parameters.
-        BudgetError: The inspection took all of it.
+        BudgetError: The inspection took the whole budget.
     """
     refuse_sharded(look)
     check_names(settings.only, settings.skip)
@@ -66,7 +66,7 @@ def refuse_sharded(look: Look) -> None:
     """Refuse a script whose parameters are sharded.
 
     Raises:
-        WorkloadError: They are.
+        WorkloadError: The parameters are sharded.
     """
     sharded = [name for name in look.script.wrappers if name in SHARDS_PARAMETERS]
     if sharded:
@@ -106,7 +106,7 @@ def budget_left_s(budget_s: float, look_s: float) -> float:
     """Return the seconds of a budget that are left after an inspection.
 
     Raises:
-        BudgetError: None remain.
+        BudgetError: No time is left.
     """
     if look_s >= budget_s:
         raise BudgetError(

@@ -33,7 +33,7 @@ def study_of_command(store: SqlStudyStore, command: tuple[str, ...], folder: Pat
     """Return the newest study with a recommendation for a command in a folder.
 
     Raises:
-        StudyNotFoundError: There is none.
+        StudyNotFoundError: There is no such study.
     """
     for study in store.list_studies(MOST_STUDIES):
         is_of_it = study.workload == workload_of(command) and script_facts_of(study).folder == str(folder)
@@ -51,7 +51,7 @@ def changed_by(recommendation: Recommendation, how: str, command: tuple[str, ...
 
     Raises:
         ChoiceError: There is no such method.
-        RecommendationError: It changes nothing, or cannot be applied by this method.
+        RecommendationError: The recommendation changes nothing, or cannot be applied by this method.
     """
     if how not in CHANGES:
         raise ChoiceError(f"--by {how}: write one of {', '.join(CHANGES)}")
@@ -127,7 +127,7 @@ def recommendation_of(store: SqlStudyStore, study: Study) -> Recommendation:
     """Return the recommendation of a study.
 
     Raises:
-        StoreError: It has none.
+        StoreError: The study has no recommendation.
     """
     recommendation = store.recommendation(study.study_id)
     if recommendation is None:

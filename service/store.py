@@ -57,7 +57,7 @@ class SqlStudyStore:
     Threads and processes may write at the same time.
 
     Args:
-        engine: From `steptune.service.database.create_engine_for`, its schema checked; closed with the store.
+        engine: Engine of a database whose schema has been checked; closed with the store.
         lease: Lease of the worker that writes: once it is over, writes are refused with LeaseLostError. Without one,
             all writes are allowed: those of the command line, which asks the queue first.
     """
@@ -517,7 +517,7 @@ def _full_id(session: Session, text: str) -> str:
     """Return the only study id that begins or ends with `text`.
 
     Raises:
-        StudyNotFoundError: There is none, or more than one.
+        StudyNotFoundError: No study matches, or more than one.
     """
     begins_or_ends = or_(
         StudyRow.study_id.startswith(text, autoescape=True), StudyRow.study_id.endswith(text, autoescape=True)

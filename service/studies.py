@@ -110,7 +110,7 @@ def check_writable(folder: Path) -> None:
     """Refuse, before anything is run, a folder for results that could not be written at the end.
 
     Raises:
-        StoreError: It is not a folder, or it or its parent may not be written.
+        StoreError: The path is not a folder, or the folder or its parent may not be written.
     """
     present = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not present.is_dir():
@@ -276,7 +276,7 @@ def check_kept(kind: str, packed: Path) -> None:
     the file holds.
 
     Raises:
-        FileReplacedError: It is not a file as a trial writes it.
+        FileReplacedError: The file is not in the form in which a trial writes it.
     """
     reader = {"timeline": read_timelines, "analysis": read_analysis, "lanes": read_lanes}.get(kind)
     if reader is None:

@@ -17,7 +17,8 @@ def checked_reference(text: str) -> str:
 
     Raises:
         WorkloadNotFoundError: The zoo has no such entry.
-        WorkloadRejectedError: It names a file, which only its user has, no class, or an argument that the entry lacks.
+        WorkloadRejectedError: The reference names a file, which only its user has, no class, or an argument that the
+            entry lacks.
     """
     target = text.partition("?")[0]
     source = target.rpartition(":")[0]

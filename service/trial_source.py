@@ -222,7 +222,7 @@ def _shown(file: BinaryIO) -> TraceAnalysis:
     """Read the part of a file that the page of a trial shows.
 
     Raises:
-        ValueError: It cannot be read.
+        ValueError: The file cannot be read.
     """
     if file.read(len(_OF_OLD)) == _OF_OLD:
         return msgspec.json.decode(_OF_OLD + file.read(MAX_OLD_BYTES), type=TraceAnalysis)

@@ -70,7 +70,7 @@ class Upload:
 
     Attributes:
         kind: "file", "archive" or "script".
-        path: Its location.
+        path: Path of the file or archive.
         entry: The reference of the workload within it.
         digest: SHA-256 of its bytes.
     """
@@ -91,7 +91,7 @@ def receive(source: BinaryIO, file_name: str, entry: str, folder: Path) -> Uploa
         folder: An empty folder, which the caller removes.
 
     Raises:
-        ArchiveRefusedError: It cannot be unpacked safely.
+        ArchiveRefusedError: The archive cannot be unpacked safely.
         WorkloadError: There is no such workload in it, several and `entry` is empty, or it is too large to be parsed.
     """
     is_file = file_name.endswith(".py")

@@ -1,8 +1,9 @@
 """Connections of this machine's GPUs, by NVML, in the words of `nvidia-smi topo -m`.
 
-NV18: 18 NVLinks, to the other GPU itself or to a switch that both are at. Without NVLink by what a transfer crosses on
-PCIe: PIX one switch, PXB several, PHB a host bridge, NODE several of one NUMA node, SYS the interconnect between NUMA
-nodes. " (no peer access)" is added where one GPU cannot read the other's memory: transfers go through the host's.
+NV18 means 18 NVLinks, to the other GPU itself or to a switch to which both are connected. Without NVLink, the word says
+what a transfer crosses on PCIe: PIX one switch, PXB several, PHB a host bridge, NODE several host bridges of one NUMA
+node, SYS the interconnect between NUMA nodes. " (no peer access)" is added where one GPU cannot read the other's
+memory: transfers then go through the host's.
 
 Source: https://docs.nvidia.com/deploy/nvml-api/ , bindings: nvidia-ml-py (the extra `cuda`)
 """
@@ -27,8 +28,8 @@ NO_PEER_ACCESS = " (no peer access)"
 
 
 def device_links(uuids: Sequence[str]) -> dict[str, str]:
-    """Return the kind of link between each two devices, as {"0-1": "NV18"}; empty for a single device, and where NVML
-    is missing or refuses.
+    """Return the kind of link between each pair of devices, as {"0-1": "NV18"}; empty for a single device, and where
+    NVML is missing or refuses.
 
     Args:
         uuids: UUIDs of the devices in CUDA's order, as NVML writes them.
@@ -46,7 +47,7 @@ def device_links(uuids: Sequence[str]) -> dict[str, str]:
 
 
 def links_between(nvml: Any, uuids: Sequence[str]) -> dict[str, str]:
-    """Return the kind of link between each two devices, in the format of `device_links`.
+    """Return the kind of link between each pair of devices, in the format of `device_links`.
 
     Args:
         nvml: The module `pynvml`.

@@ -29,7 +29,7 @@ def num_emulated_hosts() -> int:
     """Return the number of emulated hosts; 1 where nothing is emulated.
 
     Raises:
-        PlatformError: The variable holds no number of hosts, or another one than there are networks of hosts.
+        PlatformError: `HOSTS_VARIABLE` holds no number of hosts, or not the number of networks in `NETWORKS_VARIABLE`.
     """
     networks = host_networks()
     num_hosts = _number(HOSTS_VARIABLE, "hosts", len(networks) or 1)
@@ -63,7 +63,7 @@ def ranks_per_device(num_visible: int) -> int:
         num_visible: Number of visible GPUs.
 
     Raises:
-        PlatformError: The variable is no multiple of the number of GPUs, or no GPU is visible.
+        PlatformError: `DEVICES_VARIABLE` is no multiple of the number of GPUs, or is set although no GPU is visible.
     """
     num_devices = _number(DEVICES_VARIABLE, "devices", num_visible)
     if not num_visible:
@@ -81,7 +81,7 @@ def refuse_parts(why: str) -> None:
     """Refuse a division of GPUs into parts where whole GPUs, or none, are needed.
 
     Raises:
-        PlatformError: The variable is set.
+        PlatformError: `DEVICES_VARIABLE` is set.
     """
     if DEVICES_VARIABLE in os.environ:
         raise PlatformError(f"{DEVICES_VARIABLE} is set, but {why}: unset it")

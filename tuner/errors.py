@@ -1,4 +1,4 @@
-"""Every error that Steptune raises for a person to read.
+"""Errors that Steptune raises for a person to read.
 
     SteptuneError(ValueError)
      ├─ WorkloadError                  the workload cannot be loaded, lacks a piece, or cannot be trained
@@ -68,8 +68,8 @@ class ChoiceError(SteptuneError):
 
 
 class CaptureError(SteptuneError):
-    """Error for a training step that cannot be recorded as a CUDA graph: names the operator, the line and the
-    reason.
+    """Error for a training step that cannot be recorded as a CUDA graph; the message names the operator, the line and
+    the reason.
     """
 
 

@@ -49,7 +49,7 @@ def student_quantile(probability: float, degrees: float) -> float:
 
 
 def plain_mean(values: Sequence[float]) -> Estimate:
-    """Return the mean; its error is infinite for fewer than two values."""
+    """Return the mean; its standard error is infinite for fewer than two values."""
     mean = statistics.fmean(values)
     if len(values) < 2:
         return Estimate(mean=mean, standard_error=math.inf, degrees=1)
@@ -112,7 +112,7 @@ def units_per_s(result: TrialResult) -> float:
 
 
 def step_time_ns(result: TrialResult) -> float:
-    """Return the nanoseconds of a step in training, epoch restarts included: units of a step over their rate."""
+    """Return the nanoseconds of a step in training, epoch restarts included: its units over their rate."""
     windows = result.clean_windows
     return 1e9 * sum(w.num_units for w in windows) / sum(w.num_steps for w in windows) / units_per_s(result)
 

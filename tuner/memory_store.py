@@ -1,6 +1,6 @@
 """A `StudyStore` in memory, whose contents are lost when the process ends.
 
-For a search without a database, and for tests: it passes the same contract tests as the database.
+It serves searches without a database, and tests; it passes the same contract tests as the database.
 """
 
 from __future__ import annotations

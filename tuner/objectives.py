@@ -1,8 +1,8 @@
 """Objectives of a study: speed, the time of a training including compilation, energy, or cost.
 
-A search maximises the rate at which a trial's windows go by. Another objective is the same search on windows that count
-otherwise: as long as their share of the compilation adds to them, or as many joules as they took. So every search, the
-confirmation and its interval follow the objective, and nothing of them knows which one it is.
+A search maximises the rate of a trial's timed windows. For another objective the windows are converted first: their
+share of the compilation is added to them, or joules replace their time. So every search, the confirmation and its
+interval follow the objective without knowing which one it is.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Objective:
     """Objective of a study.
 
     Attributes:
-        kind: One of the names above.
+        kind: `THROUGHPUT`, `STEPS`, `ENERGY` or `COST`.
         amount: Steps of the training, or the price of a device for an hour; 0 where the kind has none.
     """
 

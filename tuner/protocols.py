@@ -134,7 +134,7 @@ class StudyStore(Protocol):
         ...
 
     def update_study(self, study: Study) -> None:
-        """Replace facts, environment, state and message.
+        """Replace the facts, environment, state and message of a study.
 
         Raises:
             StudyNotFoundError: There is no such study.
@@ -154,7 +154,7 @@ class StudyStore(Protocol):
         ...
 
     def set_state(self, study_id: str, state: StudyState, message: str = "") -> None:
-        """Replace state and message.
+        """Replace the state and message of a study.
 
         Raises:
             StudyNotFoundError: There is no such study.
@@ -191,7 +191,7 @@ class StudyStore(Protocol):
         ...
 
     def replace_decisions(self, study_id: str, decisions: Sequence[Decision]) -> None:
-        """Replace the decisions of the search so far.
+        """Replace all recorded decisions of a study.
 
         Raises:
             StudyNotFoundError: There is no such study.
@@ -278,7 +278,7 @@ class StudyStore(Protocol):
         Args:
             trial_id: None for a file of the whole study.
             kind: Kind of file ("trace", "timeline", ...).
-            digest: Its SHA-256, under which an artifact directory keeps it.
+            digest: SHA-256 of the file, under which an artifact directory keeps the file.
 
         Raises:
             StudyNotFoundError: There is no such study.

@@ -2,7 +2,7 @@
 
 Terminal, pages, REST, report and exports render what `answer_of` and `speed_of` return; none works out a speed of its
 own. A confirmation measures finalists anew, so its figures replace those of the search for the same configuration.
-What a single run shows is another quantity: it is named so, and stays with that run.
+The ratio that a single run shows is another quantity: it has another name and is shown with that run only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Method(StrEnum):
 
 
 class Speed(Record):
-    """Speed of a configuration over that of the reference.
+    """Speed of a configuration, as a ratio to the speed of the reference.
 
     Attributes:
         ratio: The estimate; 1.0 is the reference's speed.

@@ -2,7 +2,7 @@
 
 A record is kept as JSON and validated by msgspec when it is read. The standard library writes and
 parses the text, because msgspec writes NaN and infinity as null: the loss of a run that diverged
-must come back as it was. The text is ASCII, so no database stumbles over what a traceback holds.
+must come back as it was. The text is ASCII, so every database can store the text of a traceback.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def in_order(decisions: Sequence[Decision]) -> list[Decision]:
     """Return the decisions sorted by their `sequence`.
 
     Raises:
-        StoreError: Two have the same `sequence`.
+        StoreError: Two decisions have the same `sequence`.
     """
     ordered = sorted(decisions, key=lambda decision: decision.sequence)
     for first, second in itertools.pairwise(ordered):
@@ -107,7 +107,7 @@ def in_order(decisions: Sequence[Decision]) -> list[Decision]:
 
 
 def fits(study_id: str, text: str) -> bool:
-    """Say whether `text` matches this study id, in full or in short."""
+    """Say whether `text` matches this study id, in full or abbreviated."""
     return bool(text) and (study_id.startswith(text) or study_id.endswith(text))
 
 

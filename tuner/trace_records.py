@@ -65,7 +65,7 @@ class QueueStats(Record):
 
 
 class OperatorStats(Record):
-    """Calls of one operator with arguments of one shape."""
+    """Calls of one operator with the same argument shapes."""
 
     name: str
     shapes: str
@@ -233,7 +233,7 @@ class RankWait(Record):
 
 
 class WhatIf(Record):
-    """Step of the same samples under a hypothetical change, with the largest possible gain."""
+    """Hypothetical change of the step, with the step time for the same samples and the largest possible gain."""
 
     scenario: str
     step_time_ns: int

@@ -41,7 +41,7 @@ def model_line(frames: Iterable[traceback.FrameSummary]) -> str:
     """Return the innermost line of the model or the loss: its place, and its code.
 
     Args:
-        frames: Outermost first, as `traceback` gives them.
+        frames: Frames, the outermost first, as `traceback` gives them.
     """
     frame = next((frame for frame in reversed(list(frames)) if is_models(frame.filename)), None)
     if frame is None:

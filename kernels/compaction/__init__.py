@@ -14,7 +14,7 @@ BLOCK_P = 32
 
 
 def compact(pairs: tuple[Tensor, Tensor], chosen: Tensor) -> list[Tensor]:
-    """Select the figures of each point's chosen box, both kinds in one launch; see `reference`."""
+    """Select the values of each point's chosen box, both kinds in one launch; see `reference`."""
     return list(_compact(*pairs, chosen))
 
 

@@ -1,4 +1,4 @@
-"""Triton kernel of coordinate compaction: one program per block of points, for two kinds of figures."""
+"""Triton kernel of coordinate compaction: one program per block of points, for two kinds of values."""
 
 from __future__ import annotations
 

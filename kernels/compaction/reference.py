@@ -1,4 +1,4 @@
-"""Coordinate compaction in plain PyTorch: for each point, the figures of the one box assigned to it."""
+"""Coordinate compaction in plain PyTorch: for each point, the values of the one box assigned to it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor
 
 
 def compact(pairs: Sequence[Tensor], chosen: Tensor) -> list[Tensor]:
-    """Select, for each point, the figures of its chosen box.
+    """Select, for each point, the values of its chosen box.
 
     mmdetection3d indexes with a Python `range`, which becomes a list, a tensor on the host and a copy in every call;
     here the index is made on the device.
 
     Args:
-        pairs: Figures of points and boxes, each (P, G, parts).
+        pairs: Values for each pair of a point and a box, each tensor (P, G, parts).
         chosen: (P), the box of each point.
     """
     each = torch.arange(len(chosen), device=chosen.device)

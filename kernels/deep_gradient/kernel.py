@@ -2,8 +2,8 @@
 
 Compensation writes a histogram of each chunk, from which each tensor's thresholds are chosen.
 
-Magnitudes are compared as bits, which order as the numbers do; those of NaN are beyond infinity's.
-Bin 0 of a histogram has what lies beyond no threshold, bin k what lies beyond the first k.
+Magnitudes are compared by their bits, which have the same order; the bits of NaN are beyond infinity's.
+Bin 0 of a histogram counts the elements beyond no threshold, bin k those beyond exactly the k lowest.
 
 Settings of a tensor: 0 momentum, 1 Nesterov.
 """
@@ -88,7 +88,9 @@ def deep_gradient_compensate(
     CHUNK: tl.constexpr,
     LONGEST: tl.constexpr,
 ):
-    """Update u and v, and write each chunk's histogram of v (C, BINS) and the bits of its largest magnitude (C)."""
+    """Update the momenta u and the unsent values v; write each chunk's histogram of v (C, BINS) and the bits of its
+    largest magnitude (C).
+    """
     chunk = tl.program_id(0)
     tensor = tl.load(tensor_of_chunk + chunk)
     row = addresses + tensor * COLUMNS
@@ -121,12 +123,14 @@ def deep_gradient_choose(
     are written.
 
     Args:
-        wanted: (T), how many are sent.
-        bounds: (T, 2), receives the bits of the lower threshold, which fills what the higher one leaves free, and of
-            the higher one.
-        before: (C), receives how many elements of the tensor's earlier chunks lie beyond the higher one; `filled`, how
-            many of the whole tensor do, and of earlier chunks between both. Where a chunk has none: `wanted`.
-        next_thresholds: (T), receives the next step's.
+        wanted: (T), number of elements to send.
+        bounds: (T, 2), receives the bits of the lower and of the higher threshold; elements between the two fill the
+            slots that those beyond the higher one leave free.
+        before: (C), receives the number of elements beyond the higher threshold in the tensor's earlier chunks;
+            `wanted` if the chunk has none.
+        filled: (C), receives the number of elements beyond the higher threshold in the whole tensor plus those between
+            the two thresholds in its earlier chunks; `wanted` if the chunk has none between them.
+        next_thresholds: (T), receives the thresholds of the next step.
     """
     tensor = tl.program_id(0)
     row = addresses + tensor * COLUMNS
@@ -238,13 +242,14 @@ def deep_gradient_select(
     LONGEST: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """Move the elements beyond a threshold to `values` and `found`, and set them to zero in u and v.
+    """Move the elements beyond a threshold to `values` and `found`; set them to zero in momenta and unsent values.
 
-    A program looks at its chunk part by part: in most parts nothing is sent.
+    A program scans its chunk part by part: from most parts nothing is sent.
 
     Args:
         bounds: (T, 2), as `before`, `filled` and `wanted` of `deep_gradient_choose`.
-        slots: (T), the first of a tensor's places among what is sent; `elements`, the first of its elements among all.
+        slots: (T), index of each tensor's first slot in the sent buffer.
+        elements: (T), index of each tensor's first element in the concatenated tensors.
     """
     chunk = tl.program_id(0)
     tensor = tl.load(tensor_of_chunk + chunk)

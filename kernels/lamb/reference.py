@@ -25,8 +25,8 @@ class Settings(NamedTuple):
         weight_decay: Added to the update, times the weights.
         shrink: Factor of the weights before the update: decoupled decay.
         adapts: Whether the update is scaled by the ratio of norms.
-        largest_ratio: Bound of the ratio.
-        largest_weight_norm: Bound of the weights' norm in the ratio.
+        largest_ratio: Maximum of the ratio of norms.
+        largest_weight_norm: Maximum of the weights' norm in the ratio.
     """
 
     rate: float

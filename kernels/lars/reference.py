@@ -14,7 +14,7 @@ class Settings(NamedTuple):
     """Hyperparameters of one tensor's update at one step; they cover the published variants.
 
     Attributes:
-        rate: Factor of the step: the learning rate, or 1 where that is inside of the momentum.
+        rate: Factor of the step: the learning rate, or 1 where the momentum includes it.
         kept: Share of the momentum that is kept; 0 in a first step.
         share: Weight of the scaled gradient in the momentum: 1 minus the dampening, or the learning rate.
         weight_decay: Added to the gradient, times the weights.
@@ -22,8 +22,8 @@ class Settings(NamedTuple):
         eps: Added to the ratio's denominator.
         adapts: Whether the gradient is scaled by the ratio of norms.
         divisor: What a bounded ratio is divided by: the learning rate (LARC), else 1.
-        largest_ratio: Bound of the ratio.
-        momentum: Nesterov factor, with which the step looks one ahead; 0 steps by the momentum itself.
+        largest_ratio: Maximum of the ratio of norms.
+        momentum: Factor of Nesterov's look-ahead; with 0 the step is the momentum itself.
     """
 
     rate: float

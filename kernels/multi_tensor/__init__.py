@@ -62,7 +62,7 @@ class Launch:
 
 
 def reason_against(parameters: Sequence[Tensor]) -> str:
-    """Return why these kernels cannot update the parameters; empty where they can."""
+    """Return why multi-tensor kernels cannot update the parameters; empty where they can."""
     devices = {parameter.device for parameter in parameters}
     if len(devices) > 1:
         return f"requires all parameters on one device; they are on {', '.join(sorted(map(str, devices)))}"
@@ -82,7 +82,7 @@ def dense_strides(tensor: Tensor) -> tuple[int, ...]:
 
 
 def laid_out_like(value: Tensor, parameter: Tensor) -> Tensor:
-    """Return a value in a parameter's dtype and strides, and copy it only if it has others.
+    """Return a value in a parameter's dtype and strides; copy it only if its dtype or strides differ.
 
     Raises:
         RuntimeError: The value is sparse.

@@ -1,10 +1,10 @@
 """Optimizers of users and libraries whose step a kernel computes over all parameters at once.
 
-An optimizer that is changed becomes one of a subclass of its own class with another `step`: groups, options, state and
+A changed optimizer becomes an instance of a subclass of its class, with another `step`: groups, options, state and
 hooks stay, so that states of either load into the other. Gradients stay as they are, which some loops scale in place.
 
-Which class computes what is not taken from its name alone: three steps of the class on a few small tensors in float64
-must be those of the kernel's reference.
+A class's name alone does not prove what the class computes: three of its steps on a few small tensors in float64 must
+agree with the kernel's reference.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Kind:
 
     Attributes:
         options: Options of a group that the kernel supports; a group with others is refused.
-        refusal: Says why an optimizer's options are not the kernel's; empty where they are.
+        refusal: Returns why the kernel does not support an optimizer's options; empty where it does.
         settings: Returns a parameter's settings at this step; called after `begin`, before the parameter has a state.
         begin: Counts a step, once for each group.
         states: Names of what the optimizer keeps for each element.
@@ -76,8 +76,8 @@ class Rule:
     Attributes:
         word: Lower-case word that the names of its classes contain.
         kinds: Implementations by the full name of their class.
-        by_kernel: Updates parts; gives their norms.
-        by_reference: The same, by the definition.
+        by_kernel: Updates parts by the kernel; returns their norms.
+        by_reference: Updates parts by the kernel's reference; returns their norms.
     """
 
     word: str
@@ -228,6 +228,6 @@ def rate(group: Mapping[str, Any]) -> float:
 
 
 def all_of(names: Iterable[str]) -> Callable[[Mapping[str, Any]], tuple[str, ...]]:
-    """Return a function that gives these state names for any group."""
+    """Return a function that returns these state names for every parameter group."""
     kept = tuple(names)
     return lambda group: kept

@@ -21,7 +21,8 @@ class Assigner:
     """Assignment as a part of a loss: computed image by image unless `fused_kernels` replaces it by the kernel.
 
     Attributes:
-        in_one_pass: It never waits for the device, so passing a fixed number of candidates beats filtering them.
+        in_one_pass: Whether the assigner never waits for the device: passing a fixed number of candidates then beats
+            filtering them.
     """
 
     in_one_pass: ClassVar[bool] = False
@@ -58,12 +59,12 @@ def assign(
         objectness_bm: Before the sigmoid, (B, M).
         classes_bmk: Before the sigmoid, (B, M, K).
         wanted_bg4: Boxes of the images, filled up to G, (B, G, 4).
-        labels_bg: Their classes; -1 where the image has no such box, integer (B, G).
+        labels_bg: Classes of these boxes; -1 where the image has no such box, integer (B, G).
         valid_bm: Which candidates count, bool (B, M); None takes all.
         priors_m3: Each candidate's place and stride (x, y, stride), (M, 3): those neither in a box nor within
             `radius` strides of its centre do not count, those not in both are taken last. None leaves this out.
-        radius: In strides.
-        top: Overlaps that are summed.
+        radius: Maximum distance from a box's centre, in strides.
+        top: Number of largest overlaps that are summed.
         overlap_weight: Weight of the overlap's logarithm in the cost.
 
     Returns:

@@ -31,20 +31,20 @@ def assign(
 ) -> Tensor:
     """Assign a box, or none, to each candidate.
 
-    Each box takes its cheapest candidates, as many as the sum of its `top` largest overlaps; what several took goes
-    to the box to which it costs least, of all boxes of the image. Of equal costs the first counts.
+    Each box takes its cheapest candidates, as many as the sum of its `top` largest overlaps; a candidate that
+    several boxes took goes to the box with the lowest cost, of all boxes of the image. Of equal costs the first counts.
 
     Args:
         boxes_bm4: Predicted boxes (B, M, 4).
         objectness_bm: Before the sigmoid, (B, M).
         classes_bmk: Before the sigmoid, (B, M, K).
         wanted_bg4: Boxes of the images, filled up to G, (B, G, 4).
-        labels_bg: Their classes; -1 where the image has no such box, (B, G).
+        labels_bg: Classes of these boxes; -1 where the image has no such box, (B, G).
         valid_bm: Which candidates count, bool (B, M); None takes all.
         priors_m3: Each candidate's place and stride (x, y, stride), (M, 3): those neither in a box nor within
             `radius` strides of its centre do not count, those not in both are taken last. None leaves this out.
-        radius: In strides.
-        top: Overlaps that are summed.
+        radius: Maximum distance from a box's centre, in strides.
+        top: Number of largest overlaps that are summed.
         overlap_weight: Weight of the overlap's logarithm in the cost.
 
     Returns:

@@ -275,7 +275,7 @@ _forward.register_autograd(_differentiate, setup_context=_save)
 
 
 class FusedWindowAttention(torch.autograd.Function):
-    """The operator as an autograd function, called without the dispatcher; profiles show it by the class's name."""
+    """Window attention as an autograd function, called without the dispatcher; profiles show this class's name."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:

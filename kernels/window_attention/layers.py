@@ -21,8 +21,8 @@ LARGEST_SCALE = 40.0
 def reason_against(
     geometry: Geometry, heads: int, projections: tuple[Any, ...], bypassed: tuple[torch.nn.Module, ...]
 ) -> str | None:
-    """Return why a layer fails the checks common to all kinds: plain qkv projections, and no hooks on bypassed
-    modules.
+    """Return why a layer fails the checks common to all kinds of layers (plain qkv projections, no hooks on bypassed
+    modules); None where it passes them.
     """
     if any(type(p) is not torch.nn.Linear for p in projections):
         return "the projection to queries, keys and values must be a plain torch.nn.Linear"

@@ -1,8 +1,8 @@
 """Pattern of published Swin attention that the kernel replaces: timm's, torchvision's and transformers', Swin and Swin
 V2.
 
-A module that is changed becomes one of a subclass of its own class: parameters, their names, what goes in and what
-comes out stay. Between norm and residual the subclass projects the whole map, calls the kernel and projects the
+A changed module becomes an instance of a subclass of its class: parameters, their names, inputs and outputs
+stay. Between norm and residual the subclass projects the whole map, calls the kernel and projects the
 result, where the library rolls, pads, cuts, attends, merges and rolls back.
 """
 

@@ -51,8 +51,8 @@ class AuditLog:
     """The audit log in the database. All queries of the table are here.
 
     Args:
-        engine: Its schema checked.
-        clock: Says what time it is.
+        engine: Engine of a database whose schema has been checked.
+        clock: Returns the current time.
     """
 
     def __init__(self, engine: Engine, clock: Callable[[], datetime] = utc_now) -> None:
@@ -72,12 +72,12 @@ class AuditLog:
         """Add an entry.
 
         Args:
-            principal: Who; None for what the service did by itself, or before anybody was known.
-            action: What, as a verb and a noun: "create_token".
-            target: The id or path of what it was done to.
-            outcome: "done", "refused", or what became of it.
-            request_id: Of the HTTP request.
-            detail: More, of plain values.
+            principal: Who acted; None for an action of the service itself, and before authentication.
+            action: Name of the action, a verb and a noun: "create_token".
+            target: Id or path of the target of the action.
+            outcome: "done", "refused", or another result.
+            request_id: Id of the HTTP request.
+            detail: Further details, as plain values by name.
         """
         row = AuditRow(
             at=self._clock(),

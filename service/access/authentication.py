@@ -38,9 +38,9 @@ class Access:
     """Access control of one API process; `steptune.service.app` keeps it in `app.state.access`.
 
     Args:
-        engine: Its schema checked.
-        settings: Of access.
-        clock: Says what time it is.
+        engine: Engine of a database whose schema has been checked.
+        settings: Settings of access control.
+        clock: Returns the current time.
     """
 
     def __init__(self, engine: Engine, settings: AccessSettings, clock: Callable[[], datetime] = utc_now) -> None:
@@ -67,14 +67,14 @@ class Access:
         """Return the sender of a request.
 
         Args:
-            request: Its headers and cookies are read.
-            csrf_token: From the header or the form; unsafe requests with a session must bring it.
+            request: Request, whose headers and cookies are read.
+            csrf_token: CSRF token from the header or the form; required for unsafe requests with a session.
 
         Raises:
-            NotAuthenticatedError: Nobody is known.
+            NotAuthenticatedError: No user is known for the request.
             TooManyRequestsError: Too many refused logins from this address.
-            CrossSiteRequestError: A browser was made to send it by a page of somebody else.
-            HostRefusedError: Without authentication, a name that is not loopback.
+            CrossSiteRequestError: A page of another site made a browser send it.
+            HostRefusedError: No login is required, and the request's host name is not loopback.
         """
         try:
             if self.settings.insecure_no_auth:
@@ -98,7 +98,7 @@ class Access:
         """Return the owner of a token.
 
         Raises:
-            NotAuthenticatedError: It is not valid.
+            NotAuthenticatedError: The token is not valid.
         """
         bearer = parse_token(text)
         if bearer is None:
@@ -128,7 +128,7 @@ class Access:
         """Refuse an unsafe request that a browser sends from a page of another site.
 
         Raises:
-            CrossSiteRequestError: A browser says that it does.
+            CrossSiteRequestError: The browser states that it does.
         """
         if _method(request) not in SAFE_METHODS and not self.proxies.is_same_origin(request):
             raise CrossSiteRequestError(
@@ -140,7 +140,7 @@ class Access:
         """Open a browser session for a token, or for the one-time code that `serve` has shown.
 
         Raises:
-            NotAuthenticatedError: It is not valid.
+            NotAuthenticatedError: The token or code is not valid.
             TooManyRequestsError: Too many refused logins from this address, or requests of this user.
             CrossSiteRequestError: As `authenticate`.
         """
@@ -164,7 +164,7 @@ class Access:
         """Open a browser session for a user whom a proxy or identity provider has authenticated.
 
         Raises:
-            NotAuthenticatedError: They are not known here.
+            NotAuthenticatedError: The user is not known here.
             TooManyRequestsError: As `login_with_token`.
         """
         try:
@@ -237,7 +237,7 @@ def check_scope(principal: Principal, scope: Scope) -> None:
     """Refuse a user or token without `scope`.
 
     Raises:
-        MissingScopeError: They may not.
+        MissingScopeError: The scope is missing.
     """
     if scope not in principal.scopes:
         raise MissingScopeError(scope, scopes_text(principal.scopes))
@@ -247,7 +247,7 @@ def check_csrf(cookie: str, csrf_token: str | None) -> None:
     """Refuse a request that does not prove that it comes from one of our pages.
 
     Raises:
-        CrossSiteRequestError: It is missing, or of another session.
+        CrossSiteRequestError: The CSRF token is missing, or belongs to another session.
     """
     if csrf_token is None or not equal(csrf_token_for(cookie), csrf_token):
         found = "no" if csrf_token is None else "a wrong"

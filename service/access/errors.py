@@ -30,7 +30,7 @@ class AccessError(SteptuneError):
         code: Code for programs; it never changes.
         title: Title, the same for every answer with this code.
         headers: Headers of the answer.
-        members: More members of the problem details, for programs.
+        members: Further members of the problem details, for programs.
     """
 
     status = 403

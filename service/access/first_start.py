@@ -24,7 +24,7 @@ def first_admin_token(engine: Engine, *, days: float) -> str | None:
     Of several processes that start at once, one gets it.
 
     Args:
-        engine: Its schema checked.
+        engine: Engine of a database whose schema has been checked.
         days: Lifetime of the token in days.
     """
     with writing(engine) as session:

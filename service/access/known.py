@@ -17,8 +17,8 @@ class KnownTokens:
     `recheck_s`.
 
     Args:
-        recheck_s: How long a token is not looked up again.
-        seconds: A clock that only grows.
+        recheck_s: Seconds for which a cached token is not looked up again.
+        seconds: Returns the seconds of a monotonic clock.
     """
 
     def __init__(self, recheck_s: float, seconds: Callable[[], float] = time.monotonic) -> None:

@@ -27,7 +27,7 @@ class LoginCodes:
     """Issuer of one-time codes: at most one code is valid at a time, and it opens one session.
 
     Args:
-        seconds: A clock that only grows.
+        seconds: Returns the seconds of a monotonic clock.
     """
 
     def __init__(self, seconds: Callable[[], float] = time.monotonic) -> None:

@@ -36,7 +36,7 @@ def principal_of(user: User, *, is_new: bool = False) -> Principal:
     """Return the principal of a user who logs in without a token.
 
     Raises:
-        NotAuthenticatedError: They are disabled.
+        NotAuthenticatedError: The user is disabled.
     """
     if user.disabled_at is not None:
         raise NotAuthenticatedError("the user is disabled: ask an administrator", token_sent=True)

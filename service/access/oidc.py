@@ -1,6 +1,6 @@
 """Login with OpenID Connect: the authorisation code flow with PKCE, state and nonce.
 
-Nothing is kept here between the two halves of a login: what the second half compares with lies in a cookie of the
+Nothing is kept here between the two halves of a login: the values that the second half checks are in a cookie of the
 browser that began the first, so any API process can finish it. Needs the extra `oidc`.
 """
 
@@ -81,7 +81,7 @@ class OidcProvider:
 
         Args:
             answer: The query with which the provider sent the browser back.
-            pending: From the browser's cookie.
+            pending: State of the login, from the browser's cookie.
             redirect_uri: As in `begin`.
 
         Raises:

@@ -26,7 +26,7 @@ def check_loopback_only(host: str) -> None:
     """Refuse an address to listen on that other machines can reach.
 
     Raises:
-        ChoiceError: Others may reach it.
+        ChoiceError: Other machines may reach it.
     """
     if not is_loopback(host):
         raise ChoiceError(
@@ -39,7 +39,7 @@ def check_host_header(request: HTTPConnection) -> None:
     """Refuse a request whose host name is not loopback.
 
     Raises:
-        HostRefusedError: It asks for another.
+        HostRefusedError: The request names another host.
     """
     host = request.headers.get("Host", "")
     if not is_loopback(_without_port(host)):

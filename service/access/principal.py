@@ -23,10 +23,10 @@ class Principal:
     """A user, with the permissions of one request.
 
     Attributes:
-        scopes: Those of the token or session, never above the user's, with all that they imply.
+        scopes: Scopes of the token or session, never beyond the user's, with all scopes that they imply.
         token_id: The token that was sent, or with which the session was opened.
         expires_at: When the token or session ends; None if never.
-        is_new: Whether their login has just made the user.
+        is_new: Whether this login has just created the user.
     """
 
     user_id: str

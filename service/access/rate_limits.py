@@ -1,6 +1,6 @@
 """Rate limits: one token bucket for each client, in the memory of one API process.
 
-Several API processes each allow as much; a limit over all of them belongs in the proxy before them.
+Several API processes each allow as much; a limit over all of them belongs in the proxy in front of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RateLimit:
     Args:
         name: Name of the limit in the headers.
         per_minute: Requests per minute.
-        clock: Seconds, never backwards.
+        clock: Returns the seconds of a monotonic clock.
     """
 
     def __init__(self, name: str, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:

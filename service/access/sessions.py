@@ -45,9 +45,9 @@ class SessionStore:
     """Sessions of browsers in the database. All queries of the table are here.
 
     Args:
-        engine: Its schema checked.
-        settings: How long sessions last.
-        clock: Says what time it is.
+        engine: Engine of a database whose schema has been checked.
+        settings: Settings with the lifetimes of sessions.
+        clock: Returns the current time.
     """
 
     def __init__(self, engine: Engine, settings: AccessSettings, clock: Callable[[], datetime] = utc_now) -> None:

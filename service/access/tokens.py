@@ -38,7 +38,7 @@ class Token(Record):
         user_id: The user to whom it belongs.
         parent_id: The token with which it was made; it is revoked with it.
         name: Purpose of the token.
-        scopes: Its scopes, as far as its user still has them.
+        scopes: Scopes of the token that its user still has.
         created_at: When it was made.
         expires_at: When it expires; null for never.
         revoked_at: When it was revoked; null if it was not.
@@ -64,9 +64,9 @@ class TokenStore:
     """Tokens in the database. All queries of the table are here.
 
     Args:
-        engine: Its schema checked.
-        clock: Says what time it is.
-        known: Tokens that are not looked up again.
+        engine: Engine of a database whose schema has been checked.
+        clock: Returns the current time.
+        known: Cache of recently valid tokens, which are not looked up again.
     """
 
     def __init__(
@@ -94,17 +94,17 @@ class TokenStore:
         """Issue a token; the result has the only copy of its secret.
 
         Args:
-            user_id: Whose it is.
-            name: What it is for, to tell it from others.
-            scopes: At most the user's.
-            days: After how many days it ends; None for never.
-            by: Who makes it through the service: it gets no more scopes than they have. A token made for oneself
-                ends no later than the token that made it, directly or through a session.
+            user_id: Owner of the token.
+            name: Purpose of the token, to distinguish it from others.
+            scopes: Scopes of the token, at most the user's.
+            days: Lifetime in days; None for unlimited.
+            by: Caller who makes it through the service: it gets no more scopes than the caller has. A token made for
+                oneself ends no later than the token that made it, directly or through a session.
 
         Raises:
             NotFoundError: No user has this id.
-            ChoiceError: More scopes than allowed, the user is disabled, or the time cannot be used.
-            NotAuthenticatedError: What `by` used was revoked or expired a moment ago.
+            ChoiceError: More scopes than allowed, the user is disabled, or the lifetime is out of range.
+            NotAuthenticatedError: The token or session of `by` was revoked or expired a moment ago.
         """
         with writing(self._engine) as session:
             return issue_in(session, user_id, name=name, scopes=scopes, days=days, now=self._clock(), by=by)
@@ -139,14 +139,14 @@ class TokenStore:
         """Revoke a token and all tokens that were made with it; a second call changes nothing.
 
         Args:
-            token_id: Which one.
-            owner_id: Whose it must be; None for anybody's.
-            by: Who asks for it through the service: a token ends itself and what was made with it, and others only if
-                it may do what they may.
+            token_id: Id of the token.
+            owner_id: Required owner; None for any.
+            by: Caller who asks for it through the service: a token may revoke itself and tokens made with it, and
+                others only if it has all of their scopes.
 
         Raises:
             NotFoundError: There is no such token.
-            MissingScopeError: The token may do more than `by`.
+            MissingScopeError: The token has scopes that `by` lacks.
         """
         with writing(self._engine) as session:
             row = session.get(ApiTokenRow, token_id, with_for_update=True)
@@ -250,7 +250,8 @@ def check_alive(found: Row[*tuple[Any, ...]], now: datetime) -> None:
     already.
 
     Raises:
-        NotAuthenticatedError: It has; the message says why, as whoever holds the secret may know it.
+        NotAuthenticatedError: One of these is the case; the message says which, as whoever holds the secret may know
+            it.
     """
     if found.revoked_at is not None:
         raise NotAuthenticatedError(

@@ -59,8 +59,8 @@ class UserStore:
     """Users in the database.
 
     Args:
-        engine: Its schema checked.
-        known: Tokens that are not looked up again, unless their users change.
+        engine: Engine of a database whose schema has been checked.
+        known: Cache of recently valid tokens, which is emptied when users change.
     """
 
     def __init__(self, engine: Engine, known: KnownTokens | None = None) -> None:
@@ -83,9 +83,9 @@ class UserStore:
         """Set scopes, priority or limits; `disabled=True` ends all the user's sessions and refuses their tokens.
 
         Args:
-            user_id: Which one.
-            check: Raises where the user, as they are now, must not be changed.
-            changes: Names and new values.
+            user_id: Id of the user.
+            check: Function that raises an error if the user, as they are now, must not be changed.
+            changes: New values by name.
 
         Raises:
             NotFoundError: No user has this id.

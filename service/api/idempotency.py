@@ -1,8 +1,8 @@
 """POST requests that may be sent again: carried out once, and answered identically for a day.
 
 The key is taken in a transaction of its own before the work, so that two requests at the same time do not both do it.
-With it the id is kept that a new thing will have. If the process dies between the work and its answer, the request that
-comes after `STALE` takes over and gets the same id, by which the work can see that it was done.
+With the key, the id of the thing to be created is stored. If the process dies between the work and its answer, the
+request that comes after `STALE` takes over and gets the same id, by which the work can see that it was done.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Idempotency:
         response.
 
         Args:
-            work: Takes the id for what it makes; that may exist already, made by a process that died.
+            work: Function that takes the id of the thing to create, which a process that died may have created already.
 
         Raises:
-            RefusalError: 409 while the first is at work, 422 where it asked for something else.
+            RefusalError: 409 while the first request is running, 422 if the first request asked for something else.
         """
         if self._key is None:
             return work(new_id())

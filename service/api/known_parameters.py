@@ -1,8 +1,8 @@
 """Refusal of unknown and repeated query parameters: a mistyped filter must not mean "everything", and one of two values
 must not be dropped silently.
 
-`steptune.service.api.security.Requires` depends on it, after authentication; operations for anybody name
-it themselves.
+`steptune.service.api.security.Requires` depends on it, after authentication; operations without authentication name it
+themselves.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ async def check_query(request: Request) -> None:
     would count.
 
     Raises:
-        RequestValidationError: One error for each.
+        RequestValidationError: There are such parameters; it has one error for each.
     """
     if not request.scope["query_string"]:
         return

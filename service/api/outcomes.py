@@ -161,7 +161,7 @@ def _media_type(file_name: str) -> str:
 
 
 def _recommendation(service: Services, study_id: str, trial: str | None) -> Recommendation:
-    """Return the recommended configuration, or that of a trial in its place."""
+    """Return the recommended configuration, or a trial's configuration if a trial is named."""
     recommendation = _existing(queries.recommendation_of(service.engine, study_id), study_id)
     if trial is None:
         return recommendation

@@ -57,14 +57,14 @@ class Problem(Record):
 
     Attributes:
         type: A URN of the problem's kind.
-        title: The kind, for people.
+        title: Human-readable name of the kind.
         status: The HTTP status.
         detail: What was violated, the value, and the way out.
-        instance: The path that was asked for.
+        instance: The requested path.
         code: The kind, for programs: the last part of `type`.
-        request_id: Under which the service logged the request; also the header X-Request-ID.
+        request_id: Id under which the service logged the request; also the header X-Request-ID.
         errors: Each field that is wrong.
-        context: More about it, for programs: the scope that is needed, the quota that is used up.
+        context: Further details for programs: the required scope, the exhausted quota.
     """
 
     type: str
@@ -84,10 +84,10 @@ class RefusalError(HTTPException, SteptuneError):
     Args:
         status: HTTP status.
         code: The kind of problem: lower case, words joined by hyphens.
-        detail: For a person: what was violated, the value, the way out.
+        detail: Human-readable detail: what was violated, the value, the way out.
         headers: Headers beyond those of every response, such as `Retry-After`.
         errors: Each field that is wrong.
-        context: More about it, for programs.
+        context: Further details for programs.
     """
 
     def __init__(

@@ -189,7 +189,7 @@ def check_of_a_script(request: StudyRequest) -> None:
     """Refuse fields that the command of a script decides itself.
 
     Raises:
-        ChoiceError: Names the field.
+        ChoiceError: Such a field is set; the message names it.
     """
     if request.num_hosts > 1:
         raise ChoiceError("`num_hosts` must be 1 for a script, which is tuned on one host")
@@ -201,7 +201,7 @@ def check_of_a_script(request: StudyRequest) -> None:
 
 
 class StudyChange(Body):
-    """Changes of a study. What is left out stays."""
+    """Changes of a study; what is left out stays as it is."""
 
     title: Text | None = Field(default=None, max_length=200, description="For people.", examples=["ViT-L, again"])
     priority: int | None = Field(

@@ -42,12 +42,12 @@ class Me(Record):
 
     Attributes:
         user_id: The user.
-        name: Their name.
+        name: Name of the user.
         scopes: What this token or session may do.
         method: "token", "session", or "open" where nobody has to say who they are.
         token_id: The token that was sent, or with which the session was opened.
         expires_at: When the token or session ends at the latest; null for never.
-        csrf_token: For the header `X-CSRF-Token` of requests with this session; null without a session.
+        csrf_token: Value of the header `X-CSRF-Token` for requests with this session; null without a session.
     """
 
     user_id: str

@@ -33,7 +33,7 @@ def collect_garbage(engine: Engine, artifacts: ArtifactStore, *, grace_s: float,
 
     Args:
         grace_s: Grace period in seconds, by the clock of the file store, which may be another host's.
-        dry_run: Only count.
+        dry_run: Whether files are only counted, not removed.
 
     Raises:
         CollectionBusyError: Files are being put without a pause. What was removed before stays removed.

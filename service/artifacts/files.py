@@ -156,7 +156,7 @@ class LocalFiles:
 
 
 def _is_ours_alone(path: Path) -> bool:
-    """Say whether nobody else can still write to a file: neither another owner nor through another hard link."""
+    """Say whether only this user can still write to a file: it has no other owner and no other hard link."""
     try:
         status = path.lstat()
     except OSError:

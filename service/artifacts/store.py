@@ -41,7 +41,7 @@ class ArtifactStore:
 
     Args:
         files: Location of the files; a path stands for a directory, made when the first file is put.
-        lock: Lock shared with all who put or collect there; by default a file in the directory.
+        lock: Lock shared with all processes that put or collect files there; by default a file in the directory.
     """
 
     def __init__(self, files: Files | Path, lock: CollectionLock | None = None) -> None:
@@ -112,7 +112,7 @@ class ArtifactStore:
         """Open the file with this content for reading; it is seekable.
 
         Raises:
-            ArtifactGoneError: It is not kept here.
+            ArtifactGoneError: No such content is stored.
         """
         self.size_bytes(digest)
         return self._files.open(_name(digest))
@@ -121,7 +121,7 @@ class ArtifactStore:
         """Return the size of the file with this content.
 
         Raises:
-            ArtifactGoneError: It is not kept here.
+            ArtifactGoneError: No such content is stored.
         """
         found = self._files.find(_name(digest))
         if found is None:
@@ -136,8 +136,8 @@ class ArtifactStore:
         the context. Its content is checked, so that what is unpacked and run is what was uploaded.
 
         Raises:
-            ArtifactGoneError: It is not kept here.
-            StoreError: It cannot be copied, or has changed since it was put.
+            ArtifactGoneError: No such content is stored.
+            StoreError: The file cannot be copied, or has changed since it was put.
         """
         self.size_bytes(digest)
         here = self._files.local_path(_name(digest))

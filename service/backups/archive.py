@@ -153,7 +153,7 @@ def reading_backup(path: Path) -> Iterator[BackupReader]:
     """Open a backup.
 
     Raises:
-        StoreError: It cannot be read, or is no backup.
+        StoreError: The file cannot be read, or is no backup.
     """
     with storage_errors(str(path)):
         file = path.open("rb")

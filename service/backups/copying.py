@@ -95,7 +95,7 @@ def restore(url: str, artifacts: ArtifactStore, path: Path, *, force: bool = Fal
         force: Replace what the database holds.
 
     Raises:
-        StoreError: The backup is damaged, of another database, or the database holds something.
+        StoreError: The backup is damaged, of another database, or the database is not empty.
         SchemaTooNewError: A newer version of Steptune made the backup.
         MissingDependencyError: PostgreSQL's tools are not installed.
     """

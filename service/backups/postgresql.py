@@ -39,7 +39,7 @@ def load(engine: Engine, source: Path) -> None:
     """Replace the content of a database.
 
     Raises:
-        StoreError: The tool refuses the file, or the database refuses the user; what was there is there still.
+        StoreError: The tool refuses the file, or the database refuses the user; the previous content is kept.
     """
     tool = _tool("pg_restore")
     _run(engine, [tool, "--list", str(source)], connect=False)

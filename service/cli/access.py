@@ -1,5 +1,5 @@
-"""Shared parts of the commands `token` and `user`. The commands use the database directly, because whoever can read it
-may do anything.
+"""Shared parts of the commands `token` and `user`. The commands use the database directly, because a user who can read
+it may do anything.
 """
 
 from __future__ import annotations

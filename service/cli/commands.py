@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperCommand
 
+from steptune.service.cli.console import say
 from steptune.service.secret_names import secret_in
 from steptune.tuner.errors import ChoiceError
 
@@ -67,7 +69,7 @@ def refuse_secrets(command: Sequence[str]) -> None:
     command.
 
     Raises:
-        ChoiceError: Names the argument, without its value.
+        ChoiceError: There is such an argument; the message names it, without its value.
     """
     name = secret_in(command)
     if name is not None:
@@ -94,3 +96,12 @@ def refuse_options(context: typer.Context, names: Sequence[str], what: str = "wo
 def _was_given(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")
+
+
+def name_links_out() -> None:
+    """Name the links out of the current folder through which a script writes to the user's own files."""
+    from steptune.tuner.scripts.launch import find_links_out
+
+    links = find_links_out(Path.cwd())
+    if links:
+        say(f"the script writes to the real files through {', '.join(links)}: these links lead out of this folder")

@@ -82,7 +82,7 @@ def _trial(store: SqlStudyStore, reference: str) -> tuple[Study, Trial]:
     """Return the trial that the reference names; it must be complete.
 
     Raises:
-        StoreError: There is none, or it has no result.
+        StoreError: There is no such trial, or it has no result.
     """
     from steptune.service.comparing import trial_in, with_result
 

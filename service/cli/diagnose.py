@@ -117,11 +117,10 @@ def _profile_workload(
 def _profile_script(command: tuple[str, ...], trace: Path | None, *, full: bool, in_place: bool, as_json: bool) -> None:
     from steptune.service.interrupts import interruptible
     from steptune.service.script_profile import keep_trace, print_script_profile, script_profile
-    from steptune.tuner.scripts.launch import find_links_out, ran_script
+    from steptune.tuner.scripts.launch import ran_script
 
-    links = () if full or in_place else find_links_out(Path.cwd())
-    if links:
-        say(f"the script writes to the real files through {', '.join(links)}: these links lead out of this folder")
+    if not full and not in_place:
+        name_links_out()
     script = ran_script(command, full=full, in_place=in_place, own_output=not as_json)
     with interruptible(), script as ended:
         result = script_profile(command, ended)

@@ -34,11 +34,11 @@ class Exported:
     """One exported file.
 
     Attributes:
-        format: Its name.
-        file_name: A name, without folders.
-        content: What is in it.
-        usage: One line: how to use it.
-        not_expressible: What it leaves out, one sentence each.
+        format: Name of the format.
+        file_name: Name of the file, without folders.
+        content: Content of the file.
+        usage: How to use the file, in one line.
+        not_expressible: Parts of the recommendation that the file leaves out, one sentence each.
         carries: The part of the gain that it carries; empty where none is claimed.
     """
 

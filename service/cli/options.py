@@ -154,7 +154,7 @@ def parse_allowed(values: list[str]) -> tuple[Numerics, ...]:
     """Parse the kinds of numerics that the user allows.
 
     Raises:
-        ChoiceError: Another name.
+        ChoiceError: A name is unknown.
     """
     allowed = []
     for name in parse_names(values):
@@ -174,7 +174,7 @@ def cluster_of(runner: str, address: str | None, *, insecure: bool) -> Cluster |
     """Return the Ray cluster that a command uses; None where trials run on this machine or on a launcher's hosts.
 
     Raises:
-        ChoiceError: Options of Ray without Ray.
+        ChoiceError: Options of Ray are given without `--runner ray`.
         PlatformError: The cluster may not be used.
     """
     from steptune.service.on_ray.hosts import take_cluster

@@ -25,7 +25,7 @@ def serve(settings: Settings) -> None:
     """Serve until interrupted.
 
     Raises:
-        StoreError: The database cannot be used; SchemaOutdatedError and SchemaTooNewError say how to go on.
+        StoreError: The database cannot be used; SchemaOutdatedError and SchemaTooNewError say how to continue.
         ChoiceError: Settings that contradict each other.
     """
     from steptune.service.serving import run
@@ -61,7 +61,7 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
 
 
 def _group(name: str) -> str:
-    """Return the heading under which `--help` lists an option: that of the settings class that defines it."""
+    """Return the heading under which `--help` lists an option: the heading of the settings class that defines it."""
     owner = next(kind for kind in Settings.__mro__ if name in inspect.get_annotations(kind))
     return owner.__name__.removesuffix("Settings") or "Service"
 

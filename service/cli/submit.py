@@ -212,7 +212,7 @@ def _check_alone(path: Path) -> None:
     """Refuse to send a file that imports modules beside it.
 
     Raises:
-        ChoiceError: Names the first such module, and how to send it.
+        ChoiceError: The file does so; the message names the first such module, and how to send it.
     """
     for name in imported_modules(path):
         top = name.partition(".")[0]

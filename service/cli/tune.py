@@ -364,12 +364,9 @@ def _check_command(context: typer.Context, command: Sequence[str], workload: str
 def _tune_script(command: tuple[str, ...], settings: StudySettings, store: SqlStudyStore, way: _Way) -> None:
     from steptune.service.script_profile import print_recognised
     from steptune.service.script_study import choices_of, new_script_study, print_choices, print_start, why_nothing
-    from steptune.tuner.scripts.launch import find_links_out
     from steptune.tuner.scripts.runner import ScriptRunner
 
-    links = find_links_out(Path.cwd())
-    if links:
-        say(f"{', '.join(links)}: links out of this folder; the script writes to the original files through them")
+    name_links_out()
     with contextlib.ExitStack() as opened:
         with interruptible():
             look = opened.enter_context(contextlib.closing(look_of(command, Path.cwd(), frozen_seed=settings.seed)))
@@ -455,7 +452,7 @@ def _driven(
     """Run a study to its end, and return its answer.
 
     Raises:
-        typer.Exit: It was interrupted before there was one.
+        typer.Exit: It was interrupted before there was an answer.
     """
     from steptune.service.studies import run_study
 

@@ -101,7 +101,7 @@ class Client:
             name: Name to show.
 
         Raises:
-            WorkloadError: It is not there, or too large.
+            WorkloadError: The path does not exist, or its content is too large.
         """
         path = Path(path)
         if path.is_dir():
@@ -115,10 +115,10 @@ class Client:
         """Upload a script's own sources, without data, and the manifest that says how to run it.
 
         Returns:
-            The workload, and which files went along.
+            The workload, and the files that were sent or left out.
 
         Raises:
-            WorkloadError: It is not there, or too large.
+            WorkloadError: The folder does not exist, or its sources are too large.
         """
         with tempfile.TemporaryDirectory(prefix="steptune-") as temporary:
             packed = Path(temporary) / f"{folder.resolve().name or 'script'}.tar.gz"
@@ -152,8 +152,8 @@ class Client:
         """Submit a study.
 
         Args:
-            workload: What workers have: `zoo:NAME`, or `package.module:Class`; or
-            workload_id: what was uploaded.
+            workload: Reference of a workload that workers have: `zoo:NAME`, or `package.module:Class`; or
+            workload_id: Id of an uploaded workload.
             request: The other fields of `POST /studies`: budget_s, max_trials, allow, only, skip, seed, num_ranks,
                 num_hosts, device, constraints, hardware, priority, title.
         """
@@ -192,7 +192,7 @@ class Client:
         """Wait until a study has ended, and return it.
 
         Raises:
-            TimeoutError: It has not ended within the time.
+            TimeoutError: The study has not ended within the time.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for _ in follow(self._transport, f"/studies/{study_id}/events", 0):
@@ -249,7 +249,7 @@ class Client:
     # --- trials ----------------------------------------------------------------------------------
 
     def trials(self, study_id: str, state: str | None = None) -> Iterator[TrialSummary]:
-        """Return the trials in the order in which they began."""
+        """Yield the trials in the order in which they began."""
         return self._all(f"/studies/{study_id}/trials", Page[TrialSummary], state=state)
 
     def trial(self, trial_id: str) -> TrialDetail:
@@ -289,7 +289,7 @@ class Client:
         """Download a file as it is stored; traces and timelines are gzip files.
 
         Raises:
-            StoreError: It cannot be written.
+            StoreError: The file cannot be written.
         """
         return self._download(f"/artifacts/{artifact_id}", Path(target))
 

@@ -24,8 +24,8 @@ def follow(transport: Transport, path: str, after: int) -> Iterator[Event | None
     that the caller can check the time.
 
     Raises:
-        ServiceError: It is refused.
-        ServiceUnreachableError: The service stays away.
+        ServiceError: The request is refused.
+        ServiceUnreachableError: The service remains unreachable.
     """
     failures = 0
     while True:

@@ -54,8 +54,8 @@ def check_source(path: Path) -> None:
     """Refuse to send a source that contains a secret.
 
     Raises:
-        WorkloadRejectedError: It has a private key, an address with a password, or a token.
-        StoreError: It cannot be read.
+        WorkloadRejectedError: The source has a private key, an address with a password, or a token.
+        StoreError: The source cannot be read.
     """
     with storage_errors(str(path)):
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -90,7 +90,7 @@ def pack(
 
     Raises:
         WorkloadNotFoundError: There is no such folder.
-        WorkloadRejectedError: It is larger than the service unpacks, or is empty.
+        WorkloadRejectedError: The folder is larger than the service unpacks, or is empty.
         StoreError: A file cannot be read, or the archive cannot be written.
     """
     if not folder.is_dir():

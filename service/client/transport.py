@@ -33,7 +33,7 @@ class Transport:
         token: Bearer token; None where the service needs no login.
         timeout_s: Maximum seconds without progress of a read or write.
         retries: Maximum number of times that a request is sent again.
-        transport: For tests: httpx's own otherwise.
+        transport: Transport of httpx that tests set; httpx's default otherwise.
     """
 
     def __init__(

@@ -47,12 +47,12 @@ def choose(name: str, python: str = sys.executable, *, separating: bool = False)
     """Return the named level; for "strongest", return the first level with a successful probe. "none" must be named.
 
     Args:
-        separating: Trials must reach neither this process and its files nor other studies, as they belong to several
-            users. "none" is accepted all the same if it is named.
+        separating: Whether trials must reach neither this process and its files nor other studies, as they belong to
+            several users. "none" is accepted all the same if it is named.
 
     Raises:
         ChoiceError: There is no such level.
-        IsolationUnavailableError: It was named and cannot be used here, or none can.
+        IsolationUnavailableError: The named level cannot be used here, or no level can.
     """
     if name == STRONGEST:
         return _strongest(python, separating=separating)

@@ -1,9 +1,9 @@
 """Bubblewrap: a separate file system, processes and network for the trials of a study.
 
-Three ways lead there. Started by root, bubblewrap makes the namespaces with root's rights and the server then becomes a
+There are three ways. Started by root, bubblewrap makes the namespaces with root's rights and the server then becomes a
 user of its own without any capability: no user namespace is involved, in which CUDA would not start (`cuInit` fails).
-Started by anybody else, a user namespace is needed, which some systems forbid; who may change their user starts
-bubblewrap as a user of its own. In none of them can user code make a further user namespace (`confine.py`).
+Started by anybody else, a user namespace is needed, which some systems forbid; a process that may change its user
+starts bubblewrap as a separate user. In none of them can user code make a further user namespace (`confine.py`).
 
 https://github.com/containers/bubblewrap
 """

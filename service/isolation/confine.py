@@ -4,9 +4,9 @@ In a user namespace of its own an ordinary process has every capability over wha
 of the kernel that is closed to it otherwise. Bubblewrap can forbid further ones only where it made one
 itself, which it does not under root (CUDA would not start). So a filter on system calls does, for every level. Keys of
 the kernel's keyrings, which are inherited from whoever started the worker, are closed by the same filter; so are
-System V's shared memory, semaphores and messages, which are no process's memory and outlast all of them; and so is what
-hides memory from whoever counts it: rings of io_uring and threads with descriptors of their own, whose open files are
-in no list of the kernel, and memory that is secret to it.
+System V's shared memory, semaphores and messages, which are no process's memory and outlast all of them; and so are the
+means to hide memory from the process that counts it: rings of io_uring and threads with descriptors of their own, whose
+open files are in no list of the kernel, and memory that is secret to it.
 
 It is a program of its own, handed over as text: in a sandbox this package cannot be imported.
 

@@ -32,7 +32,7 @@ def fellows(owner: str | None, uid: int | None) -> Iterator[Callable[[], Sequenc
     """Register this study's submitter, and return a function that finds the submitter's other studies.
 
     Args:
-        owner: The submitter; None for nobody: such studies share with no others.
+        owner: The submitter; None where there is none: such studies share their limits with no others.
         uid: User of the trials and of no others.
     """
     if owner is None:
@@ -63,7 +63,7 @@ def _others(folder: Path, own: Path, owner: str) -> Iterator[Taker]:
 
 
 def _is_left(descriptor: int) -> bool:
-    """Say whether nobody holds the lock of a file: the process that created the file was killed."""
+    """Say whether the lock of a file is free, because the process that created the file was killed."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

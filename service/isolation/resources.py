@@ -32,11 +32,11 @@ class Resources:
     """Limits of the resources of one study.
 
     Attributes:
-        num_tasks: Processes and threads.
-        disk_bytes: Everything in the study's directory, and the largest single file.
-        temporary_bytes: A temporary file system in memory, and as much again of shared memory.
-        memory_bytes: Memory of all processes together, and private memory of each.
-        memory_reserve_bytes: What must stay available on the machine.
+        num_tasks: Maximum number of processes and threads.
+        disk_bytes: Maximum bytes of everything in the study's directory, and of the largest single file.
+        temporary_bytes: Maximum bytes of a temporary file system in memory, and as much again of shared memory.
+        memory_bytes: Maximum memory of all processes together, and maximum private memory of each.
+        memory_reserve_bytes: Minimum memory that must stay available on the machine.
     """
 
     num_tasks: int

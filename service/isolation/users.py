@@ -1,8 +1,8 @@
 """Users for trials, where this process may change its user: one for each study, while it runs.
 
 That process is root, or it has the four capabilities below and no other, as in a container. Without the capability to
-pass by permissions it reads what trials write as a member of their files' group, and what is theirs is made its own by
-giving it away: first by the trials' user, who may open everything of theirs, then by changing the owner.
+bypass permissions, it reads what trials write as a member of the files' group. It takes files back in two steps: the
+trials' user opens all of its files to that group, and this process then changes their owner.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ def own_user(directory: Path) -> Iterator[int]:
 def _free_user(directory: Path) -> Iterator[int]:
     """Lock the first user id that is free on this machine and among the processes that share the folder of studies.
 
-    The locks of two files say that it is taken, and are released by whatever death: containers have temporary
-    directories of their own, and may share the studies. A file that is there and not locked was left by one who was
-    killed, and so were the processes of that user; otherwise they are somebody's whose locks are not seen here. The
-    files name the study's directory.
+    The locks of two files say that it is taken, and are released however their process dies: containers have temporary
+    directories of their own, and may share the studies. A file that exists without a lock was left by a process that
+    was killed, and so were processes and files of that user. Without such a file, these belong to a process whose locks
+    are not visible here. The files name the study's directory.
     """
     folders = [private_folder(Path(f"/tmp/steptune-users-{os.geteuid()}")), private_folder(directory.parent / ".users")]
     uids = range(FIRST_UID, LAST_UID + 1)
@@ -133,7 +133,7 @@ def _take_back_left(lock: Path, uid: int) -> None:
 
 
 def _is_in_use(uid: int) -> bool:
-    """Say whether a user has processes or files, and thus belongs to somebody whose locks are not seen here."""
+    """Say whether a user has processes or files, and thus belongs to a process whose locks are not visible here."""
     return _has_processes(uid) or _has_files(uid)
 
 
@@ -157,8 +157,8 @@ def _has_processes(uid: int) -> bool:
 def become(uid: int) -> tuple[str, ...]:
     """Return a command prefix that makes the command run as a user permanently, without any capability.
 
-    The bounding set is emptied where this process may do that: setpriv of util-linux 2.41 fails where it may not. It
-    gives nothing to who has no capability and can gain no privileges.
+    The bounding set is emptied where this process may do that: setpriv of util-linux 2.41 fails where it may not. The
+    set grants nothing to a process that has no capability and can gain no privileges.
     """
     bounds = ("--bounding-set=-all",) if has_capabilities(SETPCAP) else ()
     return (

@@ -71,8 +71,8 @@ class Reservation:
     """The hosts of one study, held by a separate process until this object is closed.
 
     Args:
-        on_text: Takes a status line while the study waits.
-        log: Takes the output of that process.
+        on_text: Function that takes a status line while the study waits.
+        log: Function that takes the output of that process.
         check: Called while the study waits, and when it has its hosts; what it raises ends the wait.
 
     Attributes:
@@ -147,7 +147,7 @@ class Reservation:
         """Raise an error if the reservation is lost. This check is for a study on one host.
 
         Raises:
-            RunnerError: It is lost.
+            RunnerError: The reservation is lost.
         """
         for event in self._events(timeout_s=0.0):
             if isinstance(event, Failed):
@@ -244,16 +244,16 @@ def reserved_hosts(
     Also yields the runner's check, which extends `check` by the hosts.
 
     Args:
-        on_text: Takes a status line while the study waits.
+        on_text: Function that takes a status line while the study waits.
         check: The runner's check of other conditions, which the yielded one calls too.
         check_waiting: Called some times a second while the study waits and no trial runs, and once when it has its
             hosts; an exception ends the wait.
-        timeout_s: How long the cluster may take to reserve the hosts; None for as long as `check_waiting` lets it.
+        timeout_s: Maximum seconds for the cluster to reserve the hosts; None for as long as `check_waiting` permits.
 
     Raises:
-        IsolationUnavailableError: Its trials should be isolated, on several hosts.
+        IsolationUnavailableError: The study has several hosts, and its trials are to be isolated.
         HostsUnavailableError: The cluster cannot be reached, or has not replaced a host that was lost.
-        RunnerError: It cannot have the hosts, or has not got them in time.
+        RunnerError: The study cannot have the hosts, or has not got them in time.
     """
     secret = secrets.token_hex(MIN_SECRET_LENGTH)
     with contextlib.ExitStack() as stack:
@@ -323,7 +323,7 @@ def ranks_of_each(study: Study) -> int:
     """Return the number of ranks on each host.
 
     Raises:
-        ChoiceError: They cannot be spread evenly.
+        ChoiceError: The ranks cannot be spread evenly.
     """
     ranks, hosts = study.settings.num_ranks, study.settings.num_hosts
     if ranks % hosts:

@@ -248,7 +248,7 @@ def require_token(address: str) -> None:
     """Refuse a cluster that accepts clients without a token.
 
     Raises:
-        PlatformError: It does, or that cannot be determined.
+        PlatformError: The cluster does so, or that cannot be determined.
     """
     open_to_all = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_")}
     command = [sys.executable, "-c", _STRANGER, address]

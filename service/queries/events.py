@@ -70,7 +70,8 @@ def horizon(engine: Engine) -> Horizon:
     SQLite has one writer at a time, so numbers are committed in their order. On PostgreSQL a transaction may commit
     after one that drew a later number. Each holds a lock from before it draws its number until after its commit, which
     says above which number that will be (`steptune.service.store.write_event`). The newest number is read in
-    a snapshot that is older than the look at the locks: who holds none by then has committed, or draws a later number.
+    a snapshot that is older than the look at the locks: a transaction that holds none by then has committed, or draws a
+    later number.
     """
     newest = select(func.coalesce(func.max(EventRow.event_id), 0)).scalar_subquery()
     with querying(engine) as connection:
@@ -106,8 +107,8 @@ def events_after(
 
     Args:
         until: The last number to return.
-        study_id: Of this study only.
-        owner_id: Of this user's studies only.
+        study_id: Study of the events; None for all.
+        owner_id: Owner of their studies; None for all.
     """
     query = (
         select(EventRow.event_id, EventRow.study_id, EventRow.owner_id, EventRow.kind, EventRow.record)
@@ -129,7 +130,7 @@ def events_after(
 
 
 def ended_studies(engine: Engine, study_ids: Sequence[str]) -> set[str]:
-    """Return the studies, of those given, that have ended, including deleted ones."""
+    """Return which of the given studies have ended, including deleted ones."""
     if not study_ids:
         return set()
     wanted = set(study_ids)

@@ -34,7 +34,7 @@ class Taken:
     """Successful claim of a key by this request.
 
     Attributes:
-        new_id: Id for what it makes.
+        new_id: Id for the thing that the request creates.
     """
 
     request_sha256: str

@@ -21,7 +21,7 @@ def packed_rows(
 
     Args:
         statement: Made once for all calls; its columns have different names.
-        given: Its parameters.
+        given: Parameters of the statement.
     """
     text = connection.scalar(_packed(statement, connection.dialect.name), given)
     return [] if text is None else _decode(text)

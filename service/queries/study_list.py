@@ -23,7 +23,7 @@ class ListQuery:
     """Filters, order and cursor of the list; an empty filter accepts any.
 
     Attributes:
-        owner_id: Only studies of this user; None for all.
+        owner_id: Owner of the listed studies; None for all.
         text: A part of the workload, the title, the notes or the id.
         tag: A tag of the study.
         state: State of the study.

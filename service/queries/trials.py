@@ -52,7 +52,9 @@ def list_trials(
 
 
 def whole_study(engine: Engine, study_id: str, *, state: str | None = None) -> tuple[Study, list[Trial]] | None:
-    """Return the records of a study and of its trials, or of those in one state, in the order in which they began."""
+    """Return the records of a study and of its trials, or of its trials in one state, in the order in which they
+    began.
+    """
     query = select(TrialRow).where(TrialRow.study_id == study_id).order_by(TrialRow.sequence)
     if state is not None:
         query = query.where(TrialRow.state == state)

@@ -60,7 +60,7 @@ def study_version(engine: Engine, study_id: str) -> Hashable:
 
 
 def trial_version(engine: Engine, trial_id: str) -> tuple[str, Hashable]:
-    """Return the study of an existing trial, and the version of the trial's page, which is that of its study."""
+    """Return the study of an existing trial, and the version of the trial's page, which is its study's version."""
     with querying(engine) as connection:
         study_id, *version = connection.execute(_TRIAL, {"trial_id": trial_id}).one()
         return study_id, tuple(version)

@@ -2,7 +2,7 @@
 
 Users take turns. Among those who may start a study now (quotas), in this order:
 
-1. the priority that an administrator gave the user, higher first: whoever wants to have more says so to them;
+1. the priority that an administrator gave the user, higher first: users who need more ask an administrator;
 2. fewer studies running;
 3. less device time in the last 30 days;
 

@@ -64,7 +64,7 @@ def due_on(
     """Return the study that goes first on a cluster; None where none does.
 
     Args:
-        cluster: Its identity; empty where it is not known.
+        cluster: Identity of the cluster; empty where it is not known.
         patience: Time that a study waits before it goes first.
         silence: Time without a heartbeat after which a worker counts as dead.
     """

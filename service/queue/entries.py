@@ -54,7 +54,7 @@ def keep_source(session: Session, source_id: str | None) -> None:
     """Lock an upload, so that nobody can delete it until the transaction ends.
 
     Raises:
-        WorkloadNotFoundError: It is deleted already.
+        WorkloadNotFoundError: The upload is deleted already.
     """
     with_lock = {"read": True, "key_share": True}
     if source_id is not None and session.get(WorkloadSourceRow, source_id, with_for_update=with_lock) is None:

@@ -61,7 +61,7 @@ class StudyQueue:
     """Queue of studies that wait for workers, and of workers that wait for studies. Each method is one transaction.
 
     Args:
-        engine: From `steptune.service.database.create_engine_for`, its schema checked.
+        engine: Engine of a database whose schema has been checked.
         quotas: Quotas of users without their own.
         lease_s: Seconds that a claim lasts without a heartbeat.
         max_losses: Consecutive deaths of workers after which a study fails.
@@ -100,16 +100,16 @@ class StudyQueue:
         """Record a new study, which waits for a worker from now on.
 
         Args:
-            source_id: What was uploaded; None for a zoo entry or a module on the workers.
-            priority: Among the owner's own studies, higher first.
+            source_id: Id of the upload; None for a zoo entry or a module on the workers.
+            priority: Priority among the owner's own studies, higher first.
             required_device_kind: "cpu" or "cuda"; by default the device of the study's settings.
             required_hardware: A fingerprint of a hardware profile, or a part of its label.
-            num_devices: GPUs; on the CPU all cores of a worker are one device.
+            num_devices: Number of GPUs; on the CPU all cores of a worker are one device.
 
         Raises:
             QuotaExceededError: The owner has as many studies waiting as allowed.
             ChoiceError: A requirement that no worker can ever meet.
-            WorkloadNotFoundError: What was uploaded is deleted.
+            WorkloadNotFoundError: The upload has been deleted.
             StoreError: There is a study with this id.
         """
         kind = required_device_kind or study.settings.device
@@ -159,7 +159,7 @@ class StudyQueue:
 
         Args:
             owner_id: Owner of the studies; None for all.
-            after: Only those with a higher id.
+            after: Return only studies with a higher id.
         """
         found = select(QueueEntryRow.study_id).join(StudyRow, StudyRow.study_id == QueueEntryRow.study_id)
         found = found.where(StudyRow.state.in_([state.value for state in states]))
@@ -345,7 +345,7 @@ class StudyQueue:
         the worker could claim a study that may run now.
 
         Args:
-            without: The study that it has.
+            without: The study that the worker has.
         """
         with reading(self._engine) as session:
             now = database_now(session)
@@ -360,7 +360,7 @@ class StudyQueue:
         """Record what a study waits for until a cluster has reserved its devices.
 
         Args:
-            cluster: Its identity; empty where it could not be asked.
+            cluster: Identity of the cluster; empty where it could not be asked.
             can_be_met: Whether its present nodes could give the devices.
 
         Raises:
@@ -446,10 +446,10 @@ class StudyQueue:
         """Extend a lease, and the life of its worker.
 
         Args:
-            draining: The worker takes no further study.
+            draining: Whether the worker takes no further study.
 
         Returns:
-            What the user asks of the study: "", "cancel" or "pause".
+            The user's request for the study: "", "cancel" or "pause".
 
         Raises:
             LeaseLostError: The lease is over.
@@ -469,8 +469,8 @@ class StudyQueue:
 
         Args:
             state: State of the study from now on: QUEUED if another worker must continue it.
-            failed: The worker or its environment failed; the study no longer requests hosts of a cluster.
-            lost: The failure is not transient: after too many in a row the study fails.
+            failed: Whether the worker or its environment failed; the study then no longer requests hosts of a cluster.
+            lost: Whether the failure is not transient: after too many in a row the study fails.
 
         Raises:
             LeaseLostError: The lease was over before.

@@ -1,9 +1,9 @@
 """Keeper that extends a lease, and ends the work under it if the lease cannot be extended.
 
 A thread sends heartbeats. The worker believes itself to hold a study only as long as its own clock says that the
-lease, counted from before the last heartbeat that succeeded, has not ended: the database's is then still alive, for
-it counts from later. When that is over, the processes of the trials are killed at once, whatever the main thread is
-doing; before, a database that cannot be reached is only waited for.
+lease, counted from before the last heartbeat that succeeded, has not ended: the lease in the database is then still
+valid, for it counts from a later time. When that time is over, the processes of the trials are killed at once, whatever
+the main thread is doing; before, a database that cannot be reached is only waited for.
 """
 
 from __future__ import annotations

@@ -86,9 +86,9 @@ class Outcome:
     """Outcome of a worker's attempt to run a study.
 
     Attributes:
-        waits: A cluster has not provided its hosts yet.
-        failed: The worker or its environment failed, not the study.
-        lost: The failure is not transient: after too many in a row the study is given up.
+        waits: Whether a cluster has not provided its hosts yet.
+        failed: Whether the worker or its environment failed, not the study.
+        lost: Whether the failure is not transient: after too many in a row the study is given up.
     """
 
     state: StudyState

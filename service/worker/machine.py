@@ -36,7 +36,7 @@ def parse_numbers(text: str) -> tuple[int, ...]:
     """Parse numbers of cores or devices: "0-3,6" is 0, 1, 2, 3 and 6.
 
     Raises:
-        ChoiceError: It is no such list.
+        ChoiceError: The text is no such list.
     """
     numbers: set[int] = set()
     for part in text.split(","):
@@ -79,7 +79,7 @@ def named_gpus(text: str) -> tuple[int, ...]:
     Where UUIDs are named, numbers are made to follow the PCI bus for all that this process starts, as the driver's do.
 
     Raises:
-        ChoiceError: A name that is no whole GPU of this machine.
+        ChoiceError: A name is not that of a whole GPU of this machine.
     """
     names = [name.strip() for name in text.split(",")]
     names = names[: names.index("-1")] if "-1" in names else names  # CUDA looks no further

@@ -5,6 +5,7 @@ What they run is a function at the top of a module, given its rank's number firs
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -187,4 +188,7 @@ def group(rank: int, num_ranks: int, store: str, device: str = "cpu") -> Iterato
     try:
         yield
     finally:
+        # The last reference to a group must not be that of a job in a cycle: its destructor would wait for gloo's
+        # thread while it holds the interpreter's lock, which that thread needs to free its last tensors.
+        gc.collect()
         dist.destroy_process_group()

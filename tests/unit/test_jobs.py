@@ -1,7 +1,9 @@
 """Delivering what servers say to the jobs it concerns."""
 
 import socket
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -92,6 +94,54 @@ def exited(job: str = "j", rank: int = 0, code: int | None = 0, signal: int | No
 
 
 FAILURE = Failure(kind=FailureKind.NUMERICS, phase=Phase.GUARD, message="not finite")
+
+
+class SlowWatch:
+    """A watch whose look takes until it is told to end: hundreds of busy processes are slow to read."""
+
+    def __init__(self, failure: Failure | None = None) -> None:
+        self.may_end = threading.Event()
+        self._failure = failure
+
+    def exceeded(self, phase: Phase) -> Failure | None:
+        self.may_end.wait(60)
+        return self._failure
+
+
+class TestQuota:
+    def test_a_deadline_holds_while_the_quota_is_read(self, server: Server) -> None:
+        watch = SlowWatch()
+        board = JobBoard(watch)  # type: ignore[arg-type]
+        board.add_server(server)  # type: ignore[arg-type]
+        job = start(board, server, build_s=0.01)
+        assert isinstance(server.heard(), Start)
+        with ThreadPoolExecutor(1) as waiting:
+            following = waiting.submit(board.next_message, job)
+            assert server.heard() == Kill(job="j")
+            server.other.send(JobEnded(job="j"))
+            assert following.result() is None
+        watch.may_end.set()
+        assert job.failure is not None
+        assert job.failure.kind is FailureKind.TIMEOUT
+
+    def test_an_exceeded_quota_ends_the_jobs_that_ran_when_it_was_read_and_no_later_one(self, server: Server) -> None:
+        watch = SlowWatch(FAILURE)
+        board = JobBoard(watch)  # type: ignore[arg-type]
+        board.add_server(server)  # type: ignore[arg-type]
+        early = start(board, server, "early")
+        server.say(TaskProgress(text="x"), job="early")
+        assert board.next_message(early) == TaskProgress(text="x")
+        late = start(board, server, "late")
+        watch.may_end.set()
+        with ThreadPoolExecutor(1) as waiting:
+            following = waiting.submit(board.next_message, early)
+            assert [type(server.heard()) for _ in range(2)] == [Start, Start]
+            assert server.heard() == Kill(job="early")
+            server.other.send(JobEnded(job="early"))
+            assert following.result() is None
+        assert early.failure is not None
+        assert early.failure.message == FAILURE.message
+        assert late.failure is None
 
 
 class TestDelivery:

@@ -32,8 +32,8 @@ class Computation:
 
     Attributes:
         dtype: 16-bit dtype of matmuls, where there is one.
-        tf32: Matmuls of FP32 run in TF32.
-        rest_in_tf32: Matmuls that any choice of dtype leaves in FP32 run in TF32.
+        tf32: Whether FP32 matmuls run in TF32.
+        rest_in_tf32: Whether those matmuls run in TF32 that every choice of dtype leaves in FP32.
         factor: Global batch of a step, as a multiple of today's.
     """
 
@@ -172,7 +172,7 @@ def _num_ranks(situation: Situation) -> int:
 
 
 def arithmetic(situation: Situation, **changed: Any) -> str:
-    """Return the arithmetic of matmuls by its name in the calibration.
+    """Return the name, in the calibration, of the arithmetic of matmuls.
 
     Args:
         changed: Fields of the incumbent's `Computation` that a choice changes.

@@ -36,7 +36,7 @@ class Formats(NamedTuple):
 
 
 def formats_of(model: ModelFacts, num_ranks: int, exchange: Exchange) -> Formats:
-    """Return the bytes per element in the exchange for the precision level."""
+    """Return the bytes per element in each stage of an exchange, by its precision level."""
     own = model.parameter_bytes / max(1, model.num_parameters) or FP32_BYTES
     half = min(own, SIXTEEN_BIT_BYTES)
     match exchange.level:

@@ -2,11 +2,11 @@
 
 DDP's buckets, levels and compression all decide how gradients are averaged. Their costs are those of the
 collectives that their hooks call (`tuner.training.hierarchy`, `tuner.training.compression`), by the alpha-beta model
-(`tuner.network.collective_costs`). FSDP scatters gradients, and gathers weights besides. A flat reduction is that of
-the ring over all ranks as it was measured, not one put together from its links.
+(`tuner.network.collective_costs`). FSDP scatters gradients, and gathers weights besides. The cost of a
+flat reduction is that of the measured ring over all ranks, not one composed from single links.
 
 Only ratios of costs are used: the breakdown says what communication takes today, waiting for others and for cores
-included, and how much of that nothing hides. What can be hidden today can be hidden afterwards.
+included, and how much of that is exposed. What can be hidden today can be hidden afterwards.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ def saved(situation: Situation, today: Reduction, then: Reduction, *, slack: flo
 
 
 def _sharded(situation: Situation, topology: Topology, exchange: Exchange) -> Reduction:
-    """Return the cost of reductions with FSDP units of equal size: each unit is gathered ahead of each pass and
-    scattered after each backward pass.
+    """Return the cost of reductions with FSDP units of equal size: each unit's weights are gathered ahead of each pass,
+    and its gradients are scattered after each backward pass.
     """
     model = situation.workload.model
     formats = formats_of(model, topology.num_ranks, exchange)

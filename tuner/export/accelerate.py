@@ -197,7 +197,7 @@ _CODE_RULES: Mapping[str, Rule] = {
 
 
 class _Yaml(TranslatingExporter):
-    """Base of the exporters of both versions of the YAML file."""
+    """Base of the exporters of the YAML file, for FSDP2 and for FSDP1."""
 
     version = VERSION
     comment = "#"
@@ -306,7 +306,7 @@ def _said_in_yaml(rule: Rule) -> Rule:
 
 
 def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
-    """Return the settings in the YAML for sharding."""
+    """Return the YAML's settings for sharding."""
     sharding = sharding_of(recommendation)
     if not sharding.shards:
         return Said()
@@ -314,7 +314,7 @@ def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def _code_precision(choice: Choice, recommendation: Recommendation) -> Said:
-    """Return the settings in code for precision, which is only TF32; the YAML has the others."""
+    """Return the settings for precision that are made in code, which are those of TF32; the YAML has the others."""
     lines = python_code.tf32_lines(choice)
     return Said(sections={"set_up": lines}) if lines else _said_in_yaml(_precision)(choice, recommendation)
 
@@ -366,7 +366,7 @@ class AccelerateCode(TranslatingExporter):
 
 
 def _handlers(sections: Sections) -> str:
-    """Return the settings for DistributedDataParallel, which the Accelerator passes on to it."""
+    """Return the code of the settings for DistributedDataParallel, which the Accelerator passes on."""
     if not sections.get("DDP"):
         return ""
     arguments = constant("DDP", sections["DDP"], "torch.nn.parallel.DistributedDataParallel(model, **DDP)")

@@ -65,7 +65,7 @@ def apply(
     is shared by all processes and fills itself during the first epoch.
 
     Args:
-        recommendation: The record, the path of its JSON or YAML export, or the text of that.
+        recommendation: The record, or the path or the text of its JSON or YAML export.
         workload: The workload that was tuned.
         device: Where to train; by default the kind of device that was measured. Ranks use the device
             of their local rank.
@@ -73,7 +73,7 @@ def apply(
             is called once (on one rank of a machine); otherwise its content is taken as prepared.
 
     Raises:
-        RecommendationError: It cannot be read, the workload is not the one that was tuned, or this
+        RecommendationError: The recommendation cannot be read, the workload is not the one that was tuned, or this
             machine lacks the kind of device that was measured.
         WorkloadRejectedError: The workload is not complete.
 
@@ -140,7 +140,7 @@ def _complete_choices(recommendation: Recommendation, workload: Workload) -> dic
     current setting.
 
     Raises:
-        RecommendationError: A strategy or parameter that this version does not have.
+        RecommendationError: This version lacks a strategy or parameter of the recommendation.
     """
     every: tuple[Strategy, ...] = (*STRATEGIES, *map(Knob, knobs_of(workload)))
     try:
@@ -208,7 +208,7 @@ def _check_environment(recommendation: Recommendation) -> None:
 
 
 def check_order(rank: int, backend: str) -> None:
-    """On the first rank, warn about the cost of rings over interleaved ranks, unless Steptune orders the rings itself.
+    """Warn, on the first rank, about the cost of rings over interleaved ranks, unless Steptune orders the rings itself.
 
     Every rank must call it.
     """

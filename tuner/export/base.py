@@ -43,7 +43,7 @@ class Exporter(ABC):
 
     @abstractmethod
     def export(self, recommendation: Recommendation) -> str:
-        """Return the text of the file; the same for the same recommendation.
+        """Return the text of the file; equal recommendations give equal text.
 
         Raises:
             RecommendationError: The format cannot hold this recommendation at all.

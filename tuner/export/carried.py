@@ -21,8 +21,8 @@ def carried(
 ) -> str:
     """Return a clause on the part of the gain that a file carries; empty if no gain is claimed.
 
-    Contributions were measured with everything else as recommended: the gain without one part is the whole one over
-    its contribution, and without several of them about the whole one over their product.
+    Contributions were measured with everything else as recommended: the gain without one part is the whole gain
+    over the part's contribution, and without several parts about the whole gain over the product of theirs.
 
     Args:
         lost: Strategies that the file leaves out.

@@ -1,4 +1,4 @@
-"""Functions that exported code calls in another library's training loop, because PyTorch has none for the purpose."""
+"""Functions that exported code calls in another library's training loop, because PyTorch has no equivalent."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Recommendation made from the configuration of any trial, so that every exporter can write it.
 
-A study recommends one configuration. A user may prefer another of those that it measured: the fastest that leaves
+A study recommends one configuration. A user may prefer another one that the study measured: the fastest that leaves
 some memory free, or a plainer one that is nearly as fast.
 """
 
@@ -27,7 +27,7 @@ def recommendation_of_trial(
 ) -> Recommendation:
     """Return the recommendation with its configuration replaced by that of a trial.
 
-    It claims a gain only where the confirmation proved one of it.
+    The result claims a gain only where the confirmation proved one for this configuration.
 
     Args:
         trials: Trials of the study, in their order.

@@ -29,7 +29,7 @@ _DEFAULTS = {strategy.name: strategy.defaults for strategy in STRATEGIES}
 
 
 def optuna_journal(study: Study, trials: Sequence[Trial]) -> bytes:
-    """Return the Optuna journal of a study, named by the study's id; the same for the same trials."""
+    """Return the Optuna journal of a study, named by the study's id; equal trials give equal bytes."""
     import optuna
     from optuna.storages import JournalStorage
 

@@ -1,7 +1,7 @@
 """Shared code of the Python exports: changes to the model and the dataset that no target has a setting for.
 
-A module has `prepared(model)` and `prepared_dataset(dataset)`, which give back what the training loop takes in place of
-its own. Where they need more than PyTorch, they call Steptune (`in_loops.py`).
+An exported module has `prepared(model)` and `prepared_dataset(dataset)`, which return the model and the dataset that
+the training loop uses in place of its own. Where they need more than PyTorch, they call Steptune (`in_loops.py`).
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ NO_DEPTH = "the target gathers only one unit ahead"
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """Recorded choice after validation."""
+    """Recorded `sharding` choice after validation."""
 
     mode: str = "ddp"
     wrap: str = "root"

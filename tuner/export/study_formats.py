@@ -62,7 +62,7 @@ _BY_NAME = {known.name: known for known in STUDY_FORMATS}
 
 
 def study_format(name: str) -> StudyFormat | None:
-    """Return the study format with this name; None where it is a recommendation's format.
+    """Return the study format with this name; None where the name is a recommendation's format.
 
     Raises:
         ChoiceError: No format of either kind has this name; lists the names that exist.

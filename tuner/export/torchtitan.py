@@ -61,7 +61,7 @@ def _precision(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def _compile(choice: Choice, recommendation: Recommendation) -> Said:
-    """Write code that compiles each transformer block."""
+    """Return the settings for compilation: torchtitan compiles each transformer block."""
     if choice["mode"] is None:
         return _said("compile", enable=False)
     if choice["mode"] != "default" or choice["scope"] != "regional":
@@ -123,8 +123,8 @@ def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def _mesh(choice: Choice, recommendation: Recommendation) -> Said:
-    """Write the mesh. This rule runs after the rules for sharding and micro-batches, because it replaces their degrees
-    and batch.
+    """Return the settings for the device mesh. This rule runs after those for sharding and micro-batches, because it
+    replaces their degrees and batch.
     """
     if choice["expert"] != 1:
         reason = (

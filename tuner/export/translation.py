@@ -1,8 +1,8 @@
 """Exporters that translate each strategy's choice into a target's terms, and list what the target lacks.
 
-An exporter has one rule for each strategy that its target knows. A rule takes the complete choice and gives what the
-file says of it, by section, and why some parameters cannot be said. A strategy without a rule cannot be said at all,
-those of later versions included: nothing is left out silently.
+An exporter has one rule for each strategy that its target knows. A rule takes the complete choice and returns the
+file's settings for it, by section, and the reasons why some parameters cannot be expressed. A strategy without a rule,
+such as one of a later version, cannot be expressed at all: nothing is left out silently.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 LIMIT = 3.0
-"""Maximum root mean square of the difference that passes, in units of the rounding of the two products."""
+"""Maximum root mean square difference that passes, in units of the rounding of the products (1 - a) e and a w'."""
 LARGEST_SHARE = 1.01
 """Maximum share of a weight in a step's average: one, plus rounding."""
 FEWEST_ELEMENTS = 8

@@ -1,8 +1,8 @@
 """Changes of weights between updates, in guarded steps that follow one another without a reset.
 
-Each update is replayed from the weights before it, so that a change behind an update, like weights that are cut off or
-averaged, is no part of any. Where today's settings leave a tensor alone there, so must a candidate; a tensor that they
-change there every time may not be left alone. How they change it is not compared.
+Each update is replayed from the weights before it, so that a change between two updates, such as clipping or averaging
+of weights, is no part of either. A tensor that today's settings never change between updates must not change there in a
+candidate; one that they change between all updates must change. The changes themselves are not compared.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Moves(Record):
     """Tensors that runs of today's settings change between updates.
 
     Attributes:
-        ever: Names of those that some run changes.
-        always: Names of those that every run changes between all its updates.
+        ever: Names of the tensors that some run changes.
+        always: Names of the tensors that every run changes between all its updates.
     """
 
     ever: tuple[str, ...] = ()

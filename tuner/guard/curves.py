@@ -179,8 +179,8 @@ def widest(tolerances: Sequence[Tolerance]) -> Tolerance:
 
 
 def widened(rounding: Tolerance, bound: Tolerance) -> Tolerance:
-    """Widen tolerances so that `FACTOR` times the result also allows the bound itself: a bound, unlike a sample, is not
-    multiplied.
+    """Widen tolerances by a bound over `FACTOR`, so that `FACTOR` times the result allows the bound once: a bound,
+    unlike a sample, is not multiplied.
     """
 
     def plus(ours: tuple[float, ...], theirs: tuple[float, ...]) -> tuple[float, ...]:

@@ -39,7 +39,7 @@ not repeatable.
 """
 FP32_ROUNDOFF = 2.0**-23
 """Unit roundoff up to which the limits of FP32 apply: such arithmetics sum in wider formats, and a different order of a
-long sum counts as many roundings.
+long sum amounts to many roundings.
 """
 
 
@@ -125,8 +125,8 @@ def measure_noise(
 
     Args:
         reference: Gradients of the reference, by step.
-        disturbed: The same steps of each run that was disturbed by `unit_roundoff`.
-        repeated: The same steps of a second run that was not disturbed.
+        disturbed: Gradients of the same steps, for each run that was disturbed by `unit_roundoff`.
+        repeated: Gradients of the same steps in a second run that was not disturbed.
         exact: Indices of the steps that begin from the reference's parameters.
     """
     raw = [_raw(wanted, [run[k] for run in disturbed], repeated[k]) for k, wanted in enumerate(reference)]
@@ -256,18 +256,18 @@ def scores(
     """Return the score of a candidate over its steps for each kind of distance from the reference.
 
     A decision that rounding turns over (which expert a token goes to, on which side of zero a unit is before a ReLU)
-    moves gradients at one step and not at the next: of the exact steps the second largest score counts, of the others
-    the smallest, where there are two of them. The size of all gradients together is compared at the exact ones alone,
-    and a tensor's by the second smallest of the others (one may be small by chance), where there are three, at a limit
-    of its own. Where only one step is exact, the smallest score of all counts. Under 16 bits two of few steps may have
-    a turn, which moves a row of one tensor, and hardly its size: where a twin is compared without this rounding, the
-    smallest residual of the exact steps counts.
+    moves gradients at one step and not at the next. So the second largest score of the exact steps counts, and the
+    smallest of the other steps, if there are at least two of these. The size of all gradients together is compared at
+    exact steps only. The size of one tensor at the other steps is compared by their second smallest score (one may be
+    small by chance), if there are at least three, and with a limit of its own. If only one step is exact, the smallest
+    score of all steps counts. In 16 bits, decisions may turn over at two of a few steps, which moves a row of one
+    tensor but hardly its size: if a twin is compared without this rounding, the smallest residual of the exact steps
+    counts.
 
     Args:
-        has_twin: Gradients are compared without the rounding of 16 bits as well.
-        may_turn: Rounding may turn such decisions over. Where it does not, a single step counts as well: what a step
-            changes beside the parameters may be wrong from the second one on alone, as an average that begins at its
-            goal.
+        has_twin: Whether the gradients of a twin are compared as well, without the rounding of 16 bits.
+        may_turn: Whether rounding may turn such decisions over. If not, one step fewer is needed: what a step changes
+            beside the parameters may be wrong only from the second step on, such as an average that begins at its goal.
     """
     steps = [_scores(reference[k], noise[k], tensors, limits, k + 1) for k, tensors in enumerate(found)]
     return {

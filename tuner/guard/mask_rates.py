@@ -1,8 +1,8 @@
 """Comparison of masks module by module: the share of its input that a module sets to zero, and the scale of the rest.
 
 Dropout that is a third too strong hardly scatters gradients more, but thousands of elements say what its rate is. A
-module masks where its output is its input times zero or times one constant. Rates of the same steps differ from draw to
-draw by what the reference's own differ by, and at least by what independent elements would.
+module masks where its output is its input times zero or times one constant. Rates of the same step are taken to
+vary from draw to draw as much as the reference's own rates, and at least as much as independent elements would.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Comparison of how masks of dropout and similar modules scatter gradients, for candidates that draw other masks than
 the reference.
 
-Steps that begin from one place, on one batch, differ by the masks that they draw alone. The reference draws some, and
-its gradients scatter around their mean by what masks do. The candidate's draws must scatter around the same mean by as
-much: one that drops nothing hardly scatters, one that drops twice as much does so more, and one that does not rescale
-what it keeps has another mean. How far such figures are off by chance, the reference's own draws show, some of them
-against the others.
+Steps that begin from the same parameters, on one batch, differ only by the masks that they draw. The reference draws
+several masks, and its gradients scatter around their mean. The candidate's gradients must scatter around the same mean
+by as much: a candidate that drops nothing hardly scatters, one that drops twice as much scatters more, and one that
+does not rescale what it keeps has another mean. How far such figures are off by chance is measured on the reference's
+own draws, a few at a time compared with the rest.
 
-On several ranks some candidates cannot be set back to one place. There steps run on freely, with several seeds, and
-scatter around the mean of each step.
+On several ranks some candidates cannot be set back to the same parameters. There steps run on freely, with several
+seeds, and scatter around the mean of each step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FLOOR = 0.5
 SPREADS = 3.0
 """Factor, in the limit, on the deviation among the reference's own runs."""
 FLOOR_OF_DRAWS, SPREADS_OF_DRAWS = 0.25, 2.0
-"""Floor and factor of the limit for draws that begin from one place. Correct trainings reach 0.4 of the limit
+"""Floor and factor of the limit for draws that begin from the same parameters. Correct trainings reach 0.4 of the limit
 (`benchmarks/results/guard_power.json`).
 """
 FALSE_SHIFTS = 1e-4
@@ -52,7 +52,7 @@ class Scatter:
             step.
         num_seeds: Number of runs.
         spread: Root mean square of the excess that the reference's own runs show.
-        is_of_draws: True if all steps began from one place.
+        is_of_draws: True if all steps began from the same parameters.
         directions: Number of independent directions in which masks move the gradients of draws; at most one less than
             the number of draws.
     """
@@ -87,7 +87,7 @@ def measure_draws(draws: Sequence[Tensors]) -> Scatter | None:
     """Measure how masks scatter the gradients of the reference's draws.
 
     Args:
-        draws: Gradients of steps that began from one place, on one batch, each with a seed of its own.
+        draws: Gradients of steps that began from the same parameters, on one batch, each with a seed of its own.
 
     Returns:
         None where there are too few draws, or where masks hardly move any gradient.

@@ -1,6 +1,6 @@
 """Comparison of single modules' outputs with those in FP32 from the same inputs.
 
-What only 16-bit arithmetic does wrong (a kernel whose outputs are 3 % too large in bfloat16 alone) may move gradients
+A fault in 16-bit arithmetic alone (a kernel whose outputs are 3 % too large in bfloat16 alone) may move gradients
 by less than rounding does: rounding piles up through a model. In one module, from its own inputs, it does not: outputs
 differ by less than one unit roundoff.
 """
@@ -20,7 +20,7 @@ class ModuleOutput:
     """Deviation of one module's output from its output in FP32.
 
     Attributes:
-        size: Excess of the output along that in FP32, in unit roundoffs of its dtype.
+        size: Excess of the output along the FP32 output, in unit roundoffs of its dtype.
         difference: Norm of the difference over the norm in FP32, in the same unit.
     """
 

@@ -7,7 +7,7 @@ step, with the hyperparameters that the reference had at that step. The candidat
 to a few roundoffs, however it computed its gradients. State is the replay's own from step to step: a candidate that
 loses its state differs from the second step on.
 
-Parameters are sampled: rules that treat every element alike need no others.
+Parameters are sampled: a rule that treats every element alike can be checked on a few.
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ class SeenStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Deviation:
-    """Deviation of the step and the tensor whose update differs most from the rule's.
+    """Deviation from the rule, at the step and in the tensor where the update differs most.
 
     Attributes:
-        score: In units of what rounding allows; `LIMIT` is the largest that passes.
+        score: Score in units of the difference that rounding allows; `LIMIT` is the largest that passes.
         step: Number of the step, from 1.
         name: Name of the parameter.
         rate: Relative excess of the update; meaningless where the tensor was not updated.

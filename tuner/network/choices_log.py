@@ -1,8 +1,9 @@
 """NCCL's choices in its log: the algorithm and protocol of collectives, channels, sockets.
 
-`NCCL_DEBUG=INFO` with the subsystems below tells of every collective with what it runs ("AllReduce: 4000 Bytes -> Algo
-RING proto SIMPLE channel{Lo..Hi}={0..1}", since NCCL 2.23), and where a variable restricts the choice of which ones are
-left ("Enabled NCCL Func/Proto/Algo Matrix"). A variable that was set proves nothing: NCCL ignores what it cannot do.
+`NCCL_DEBUG=INFO` with the subsystems below logs the algorithm and protocol of every collective ("AllReduce: 4000 Bytes
+-> Algo RING proto SIMPLE channel{Lo..Hi}={0..1}", since NCCL 2.23) and, where a variable restricts the choice, those
+that remain ("Enabled NCCL Func/Proto/Algo Matrix"). A variable that was set proves nothing: NCCL ignores what it cannot
+do.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class NcclChoices(Record):
     Attributes:
         algorithms: Algorithms of all-reduces that ran; where the log does not record these, the algorithms that NCCL
             could choose from.
-        protocols: Protocols likewise, of all collectives.
+        protocols: Protocols of all collectives that ran, or else those that NCCL could choose from.
         channels: Channels of the communicator with the fewest, and of that with the most; None where the log does not
             record them.
         sockets: Distinct pairs of threads and sockets per thread; empty where no connection uses sockets.

@@ -2,7 +2,7 @@
 
 A ring of n ranks passes chunks of a message from neighbour to neighbour. Every step costs the latency (alpha) and the
 time of its chunk over the bandwidth (beta); every call costs a constant part besides, which does not grow with the
-ranks: a launch, a hand-over to a thread. What a step adds up is part of the measured bandwidth.
+ranks: a launch, a hand-over to a thread. The time for adding chunks is part of the measured bandwidth.
 
     all-reduce                    2(n - 1) steps of S/n
     reduce-scatter, all-gather     (n - 1) steps of S/n
@@ -13,7 +13,7 @@ with which NVIDIA's nccl-tests compute bus bandwidth.
 
 Over several hosts all chunks of a step move at the same time, and the slowest edge of the ring holds up the others.
 Edges that leave one host share its network: with ranks in the order of their hosts one edge of each host does; with
-neighbours on different hosts all of them do.
+neighbours on different hosts all edges do.
 
 When it is wrong: trees, reductions in switches (NVLS, SHARP), and other protocols for small messages are not rings;
 they show as a large residual of the fit.
@@ -110,7 +110,7 @@ def flat_all_to_all_ns(
 ) -> float:
     """Return the nanoseconds of an all-to-all over all ranks: each sends the n-th part of its message to every other.
 
-    What leaves a host shares its network; exchanges inside go on beside that.
+    What leaves a host shares its network; exchanges inside hosts run at the same time.
     """
     ranks, on_host = len(host_of_rank), Counter(host_of_rank)
     part_bytes = message_bytes / max(1, ranks)

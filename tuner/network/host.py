@@ -1,4 +1,4 @@
-"""Facts about one host that its checks share; each is read on first use."""
+"""Facts about one host that the checks share; each is read on first use."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Record of NCCL's log under NCCL_DEBUG=INFO.
 
-Lines of NCCL 2.4 to 2.27 (logs of these are in the tests), of one rank or of many, with whatever a launcher or logger
-put before them. What is not understood is passed over; nothing in a log is an error.
+A log has lines of NCCL 2.4 to 2.27 (logs of these are in the tests), of one rank or of many, with any prefix of a
+launcher or logger. Unknown lines are skipped; nothing in a log is an error.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ class NcclLog(Record):
         settings: Variables, as NCCL read them.
         rings: Order of ranks in each ring of the largest communicator, by channel.
         num_trees: Number of trees of one communicator.
-        uses_nvls: Whether NVSwitch reduces.
+        uses_nvls: Whether NVSwitch computes reductions (NVLS).
         gpu_direct: Whether GPUDirect RDMA is available, by NIC.
-        has_no_device, has_no_library: NCCL looked for RDMA and found no device, or no libibverbs.
+        has_no_device, has_no_library: Whether NCCL looked for RDMA and found no device, or no libibverbs.
         is_complete: Whether a communicator became ready.
         warnings: NCCL's warnings, the most frequent first.
         errors: Results of calls that failed, and collectives that timed out.

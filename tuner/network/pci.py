@@ -1,7 +1,7 @@
 """The PCI functions of a host: GPUs, NICs and the bridges between them.
 
-From sysfs where it is (the configuration space beyond its first 64 bytes is shown to root only), else from the output
-of `lspci -vvv`, kept in the tree as `lspci.txt`.
+They are read from sysfs where it exists (the configuration space beyond its first 64 bytes is shown to root only), else
+from the output of `lspci -vvv`, kept in the tree as `lspci.txt`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A ring goes through the ranks in their order. Where every host's ranks follow one another, one edge of the ring leaves
 each host; where a launcher deals ranks out to hosts in turn (Slurm's `--distribution=cyclic`, Open MPI's
-`--map-by node`), all edges do, and the network of a host carries that many times the bytes. NCCL lays its rings by
-hosts itself; gloo does not.
+`--map-by node`), all edges do, and the network of a host carries that many times the bytes. NCCL orders its rings
+by host itself; gloo does not.
 """
 
 from __future__ import annotations

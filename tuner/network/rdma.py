@@ -29,8 +29,8 @@ class Port:
     """One port of an RDMA device.
 
     Attributes:
-        state: As the kernel names it: "ACTIVE", "DOWN", "INIT", "ARMED".
-        rate: Such as "200 Gb/sec (4X HDR)".
+        state: State in the kernel's words: "ACTIVE", "DOWN", "INIT", "ARMED".
+        rate: Rate in the kernel's words, such as "200 Gb/sec (4X HDR)".
         interface: Network interface of a RoCE port, if any.
     """
 

@@ -10,7 +10,7 @@ class Selection:
     """Selection of interfaces or ports by a variable.
 
     Attributes:
-        names: Names with the port after a colon, which is empty for any port.
+        names: Pairs of a name (or its prefix) and a port; an empty port selects all ports.
     """
 
     names: tuple[tuple[str, str], ...]

@@ -41,10 +41,10 @@ def _assignments(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Costly:
-    """A variable, and the values of it that cost bandwidth.
+    """Environment variable with values that cost bandwidth.
 
     Attributes:
-        where: Predicate on the value.
+        where: Returns whether a value costs bandwidth.
     """
 
     variable: str

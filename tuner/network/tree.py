@@ -1,7 +1,7 @@
 """A host's files under a directory: `/` itself, or a copy of another host's.
 
 Links are followed inside the directory, as if it were the root: an absolute link in a copy never leads to the files of
-the machine that looks at it. What cannot be read is an error of its own, so that no check takes it for absent.
+the machine that examines it. A file that cannot be read raises a separate error, so that no check takes it for absent.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Tree:
         """Return a file's text, stripped; None where there is no such file, or the kernel has no value for it.
 
         Raises:
-            UnreadableError: It is there, but cannot be read.
+            UnreadableError: The file exists, but cannot be read.
         """
         data = self.data(path)
         return None if data is None else data.decode("utf-8", "replace").strip()
@@ -76,7 +76,7 @@ class Tree:
         """Return the names in a directory, in order; empty where there is no directory.
 
         Raises:
-            UnreadableError: It is there, but cannot be listed.
+            UnreadableError: The directory exists, but cannot be listed.
         """
         real = self.real(path)
         if real is None:

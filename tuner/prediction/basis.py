@@ -1,8 +1,9 @@
 """Basis of a prediction: one configuration that a study measured and profiled.
 
 Its step is taken apart (`step`); what copying and contention added is taken off, so that other ways to communicate can
-be put in their place. Simulated on the study's own ranks and links, the model gives another step than was measured:
-the difference, unexplained, is part of every prediction. So the configuration itself is predicted as it was measured.
+be put in their place. Simulated on the study's own ranks and links, the model gives a step time that
+differs from the measured one; this unexplained difference is added to every prediction. So the configuration itself is
+predicted as it was measured.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def basis_of(
         own_costs: Measured compute time of compressions.
 
     Raises:
-        StoreError: The trial was not profiled, or the study has not looked at its workload, or its ranks do not reduce
+        StoreError: The trial was not profiled, or the study has not inspected its workload, or its ranks do not reduce
             their gradients in every step.
         ChoiceError: The study ran on several ranks, whose links are not known.
     """

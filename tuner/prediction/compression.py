@@ -2,13 +2,13 @@
 
 | method | sent | by |
 |---|---|---|
-| fp16, bf16 | 2 bytes of an element | all-reduce |
-| int8 | 1 byte, and a scale of 4 for 256 elements | all-to-all, all-gather |
-| one_bit | 1 bit, and a scale of 4 bytes for 2048 elements | all-to-all, all-gather |
+| fp16, bf16 | 2 bytes per element | all-reduce |
+| int8 | 1 byte per element, and a scale of 4 bytes per 256 elements | all-to-all, all-gather |
+| one_bit | 1 bit per element, and a scale of 4 bytes per 2048 elements | all-to-all, all-gather |
 | powersgd | r (n + m) elements of an n x m matrix; every tensor is taken as a square one | two all-reduces |
-| dgc | value and place, 8 bytes, of its share of the elements | all-gather |
+| dgc | 8 bytes (value and index) per selected element | all-gather |
 
-What compressing takes by itself: `steptune.tuner.training.compression.own_cost`.
+The time of compressing itself: `steptune.tuner.training.compression.own_cost`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Correction factors of collectives: the ratio of measured to modelled time, by collective and size.
 
-One latency and one bandwidth do not fit all: gloo reduces everything everywhere where a part is asked for, NCCL changes
-its protocol with the size. So the model's time is multiplied by measured over modelled time of the same collective at
-the nearest sizes, in between by the logarithm of the size. A link that was described, not measured, has no such times.
+One latency and one bandwidth do not fit all: gloo reduces the whole message on every rank even for a reduce-scatter,
+NCCL changes its protocol with the size. So the model's time is multiplied by measured over modelled time of the same
+collective at the nearest sizes, interpolated by the logarithm of the size. A link that was described, not measured, has
+no such times.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
     before | forward | backward, in pieces: one a bucket | optimizer
                              reduction of each bucket, as soon as its piece is done
 
-Micro-batches but the last only compute (`no_sync`). The update waits for all reductions. Under ZeRO-1 a rank updates
-its part, and all parts are then sent to all, which nothing hides.
+All micro-batches but the last only compute (`no_sync`). The update waits for all reductions. Under ZeRO-1 a rank
+updates its part, and all parts are then sent to all ranks, which nothing hides.
 
-What a reduction is: an all-reduce over all ranks; two levels (`hierarchical_allreduce`); a compression, over all ranks
-or between hosts only.
+A reduction is an all-reduce over all ranks, one in two levels (`hierarchical_allreduce`), or a compressed exchange,
+over all ranks or between hosts only.
 """
 
 from __future__ import annotations

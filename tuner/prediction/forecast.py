@@ -14,7 +14,7 @@ class Forecast(Record):
     """Forecast of one way to communicate on one number of hosts.
 
     Attributes:
-        family: Group to which it belongs; one curve each.
+        family: Family of the way to communicate; each family is shown as one curve.
         label: Readable name.
         candidate: All changes to today's settings.
         numerics: Effect of the way to communicate on the numbers.

@@ -29,7 +29,7 @@ class Model:
         unexplained_ns: Time that every step takes beyond the model.
         own_costs: Compute time of compressions, where measured.
         has_streams: Whether the device has streams on which FSDP communicates beside compute; on a CPU, compute waits
-            for it.
+            for the communication.
     """
 
     step: ComputeStep

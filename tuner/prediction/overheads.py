@@ -1,8 +1,8 @@
 """Compute that communication adds to a rank: copies of gradients and of parameters.
 
-DDP copies gradients into buckets and back unless they are views of them (`bucket_views`); those of 16 bits are widened
-to be added up over more than two ranks. FSDP copies what it gathers out of one buffer, and gradients into another. Each
-copy reads and writes: it takes its bytes over the measured bandwidth of a large copy.
+DDP copies gradients into buckets and back unless they are views of the buckets (`bucket_views`); 16-bit gradients are
+widened for sums over more than two ranks. FSDP copies what it gathers out of one buffer, and gradients into another.
+Each copy reads and writes: it takes its bytes over the measured bandwidth of a large copy.
 """
 
 from __future__ import annotations

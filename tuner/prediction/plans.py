@@ -1,6 +1,6 @@
 """The communication methods that a prediction compares, and which of them can be run on a cluster.
 
-Whether one can is what its strategies and their table of combinations say of as many ranks and hosts.
+A method can be run if its strategies, and the table of their combinations, allow it on that many ranks and hosts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COMMUNICATION = (
 
 
 class Family(StrEnum):
-    """Group of ways to communicate; one curve each."""
+    """Group of ways to communicate, shown as one curve."""
 
     FLAT = "flat"
     HIERARCHICAL = "hierarchical"

@@ -3,8 +3,8 @@
     before       waiting for the batch and copying it, starting an epoch
     forward      } everything else, host gaps included, in proportion to the compute of the two phases;
     backward     } recomputation belongs to the backward pass
-    optimizer    the update, on the device and on the host. Ranks that divide it save what moving its bytes takes
-                 (`UPDATE_BYTES` for each parameter), not what is done for every tensor
+    optimizer    the update, on the device and on the host. Ranks that divide it save the time of moving its
+                 bytes (`UPDATE_BYTES` for each parameter), but not the work for every tensor
 
 Exposed communication is taken out as far as it held compute up (`Breakdown.removable_ns`), and so is what compute lost
 to communication beside it.
@@ -21,7 +21,7 @@ UPDATE_BYTES = 28
 """Bytes that AdamW reads and writes for one FP32 parameter: it reads parameter, gradient and two moments, and writes
 back three of them."""
 BACKWARD_SHARE = 2 / 3
-"""Default share of the backward pass in forward and backward: each matmul of the forward pass needs two in the
+"""Default share of the backward pass in the compute of both passes: each matmul of the forward pass needs two in the
 backward."""
 NO_PHASES = "the profile does not separate forward and backward pass: two thirds are counted as the backward pass"
 

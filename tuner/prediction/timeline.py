@@ -1,7 +1,7 @@
 """End times of compute and communication tasks: an event simulation of one rank.
 
 A rank has two lanes. Each runs its tasks one after the other, in the order in which they were issued, and a task
-begins when those are done that it comes after. While both lanes run, compute loses a share of its speed to the
+begins only after the tasks in its `after` have ended. While both lanes run, compute loses a share of its speed to the
 communication beside it (`contention`): kernels of collectives take multiprocessors and memory bandwidth.
 
 With less communication no task ends later: as long as compute has come equally far in two simulations that differ in

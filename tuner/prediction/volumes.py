@@ -1,8 +1,9 @@
 """Bytes that the ranks exchange in a step, and their division into buckets or units.
 
-Gradients become ready evenly during the backward pass, byte for byte: of a model only sums are known. DDP's first
-bucket and the others hold so many bytes (of at least a mean tensor); what is left over is the last bucket, which is
-ready when the backward pass ends. FSDP's units are equally large, and what is frozen is spread evenly over them.
+Gradients are taken to become ready evenly during the backward pass, byte for byte, because only a model's totals are
+known. DDP's buckets have the sizes that its settings give, but at least that of a mean tensor; the rest is the last
+bucket, which is ready when the backward pass ends. FSDP's units are equally large, and frozen parameters are spread
+evenly over them.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 
     analysis = analyse_traces([Path("rank0.json.gz"), Path("rank1.json.gz")])
 
-Several traces are read in parallel processes, one file each. Those begin anew, so a script that calls
-this needs the usual `if __name__ == "__main__":`.
+Several traces are read in parallel processes, one file each. These do not import the script that calls this: it needs
+no `if __name__ == "__main__":`.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def analyse_rank(path: Path, unprofiled_step_time_ns: int | None = None, top: in
 
     Args:
         unprofiled_step_time_ns: Step time measured without the profiler; the breakdown is rescaled to it.
-        top: How many kernels, operators and gaps are listed.
+        top: Maximum number of kernels, operators and gaps to list.
 
     Raises:
         TraceError: The file is not a trace that can be read.
@@ -266,8 +266,8 @@ def analyse_trace(
 
 
 def _replayed_together(analysis: RankAnalysis, graph: Graph, unprofiled_step_time_ns: int | None) -> RankAnalysis:
-    """Add to the replay the joint savings of the findings' causes: what each cause saves in addition to the causes
-    before it.
+    """Add to the replay the joint savings of the findings' causes: what each cause saves beyond the causes before
+    it.
     """
     breakdown = busiest(analysis.breakdowns)
     causes = causes_of(diagnose(Evidence(analysis=analysis)), SUBJECTS)
@@ -320,8 +320,8 @@ def without_timelines(analysis: TraceAnalysis) -> TraceAnalysis:
 
 
 def step_time_cv(capture: Capture) -> float | None:
-    """Return the coefficient of variation of the step times (sample standard deviation over mean); None below two
-    marked steps.
+    """Return the coefficient of variation of the step times (sample standard deviation over mean); None for
+    fewer than two marked steps.
     """
     lengths = np.diff(capture.steps.boundaries)
     if len(lengths) < 2 or not lengths.any():

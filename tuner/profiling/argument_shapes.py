@@ -1,8 +1,8 @@
 """Arguments of an operator as a trace records them: shapes, types, and the values that determine its work.
 
 The text is `Input Dims|Input type`, for instance `[[32, 64], [], []]|["float", "Scalar", ""]`; operators named in
-`NEEDS_VALUES` have `|Concrete Inputs` behind it. Lists of tensors are nested one deeper in new traces, and empty where
-they are long; text that cannot be parsed counts as unknown.
+`NEEDS_VALUES` have `|Concrete Inputs` behind it. Lists of tensors are nested one level deeper in new traces, and empty
+where they are long; text that cannot be parsed counts as unknown.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Arguments:
-    """Arguments of one call: tensor shapes by position; None for other arguments.
+    """Arguments of one call: the tensor at each position, or None for an argument of another kind.
 
     Attributes:
         lists: Shapes of the tensors in each list of tensors; empty for other arguments, and for lists too long to be

@@ -18,8 +18,8 @@ class Backend:
 
     Attributes:
         causal: Position of the causal flag, or of the kind of mask.
-        heads_last: Shapes are [batch, sequence, heads, channels]; else heads come before the sequence.
-        backward: The gradient of the output comes first, then query, key and value.
+        heads_last: Whether shapes are [batch, sequence, heads, channels]; else heads come before the sequence.
+        backward: Whether the gradient of the output comes first, then query, key and value.
         packed: Positions of the lengths of packed sequences.
         window: Position of the size of a sliding window, if the operator supports one.
     """

@@ -38,7 +38,7 @@ MAX_EVENT_OVERHEAD_NS = 3_000
 def breakdown_of(
     capture: Capture, device: str, segments: Segments, unprofiled_step_time_ns: int | None = None
 ) -> Breakdown:
-    """Sum the segments of a device or CPU by step into a breakdown."""
+    """Return the breakdown of a device or CPU, from its segments summed by step."""
     boundaries = capture.steps.boundaries
     number = None if device == "cpu" else int(device.removeprefix("cuda:"))
     by_step = histogram(segments.start, segments.end, segments.category, len(CATEGORIES), boundaries)

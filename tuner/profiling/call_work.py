@@ -27,7 +27,7 @@ class CallGroups:
     Attributes:
         row: int64 rows of `trace.host` that are in the steps.
         group: int64 group of each of these rows.
-        names, arguments: By group.
+        names, arguments: Name and arguments of the operator, by group.
         time_ns: int64 by row of `trace.host`: time of the kernels and copies that an operator launched itself; on a
             trace without device work the operator's own time.
         works: Work of one call, by group, where shapes were recorded.

@@ -1,9 +1,9 @@
 """Claims of findings: each lost share of a step is claimed by one finding, so that claims add up.
 
 Each finding states what it saves alone, and two findings can cover the same lost time: a host that waits for the device
-has no lead left for the stall that follows. In their order, each claims what it saves once those before it are fixed:
-for a replayed cause, by simulation without all of them (`replay.together`); for one that only its categories bound,
-from their unclaimed rest. Claims on waiting never exceed the time that the device waits.
+has no lead left for the stall that follows. In their order, each claims what it saves once the earlier ones are
+fixed: a replayed cause by simulation without all these causes (`replay.together`), any other cause from the unclaimed
+rest of its categories. Claims on waiting never exceed the time that the device waits.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Collectives of one rank: size, duration, and the part of it that is exposed.
 
-A collective is the kernels of one record of the communication library; without records those that one
-annotation ("nccl:all_to_all") launched, or a kernel by its name. On a CPU it is the annotation of the
-thread that carries it ("gloo:all_reduce"), which lasts from the call to the end.
+A collective consists of the kernels of one record of the communication library; without records, of those that one
+annotation ("nccl:all_to_all") launched, or of one kernel recognised by its name. On a CPU it is the annotation of the
+thread that runs it ("gloo:all_reduce"), which lasts from the call to the end.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _inside(start: Ints, end: Ints, intervals: Intervals) -> Ints:
 
 
 def _steps(capture: Capture, time: Ints) -> Ints:
-    """Return the number in the name of the step mark that contains each moment."""
+    """Return, for each moment, the number in the name of the step mark that contains it."""
     trace = capture.trace
     marks = trace.host_rows(r"^ProfilerStep#\d+$", *HOST)
     marks = marks[trace.host.thread[marks] == capture.steps.thread]

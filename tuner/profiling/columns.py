@@ -1,6 +1,6 @@
 """Conversion of events to the columns of a trace.
 
-`cat` had other names before 2022 ("Kernel", "Runtime"); ROCm and others have their own.
+The event categories (`cat`) had other names before 2022 ("Kernel", "Runtime"); ROCm and others have their own.
 """
 
 from __future__ import annotations

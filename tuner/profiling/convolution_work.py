@@ -84,7 +84,7 @@ class ConvolutionWork:
 
 
 def _unique(pairs: Iterable[tuple[tuple[Shape, Shape], Shape]]) -> dict[tuple[Shape, Shape], Shape]:
-    """Return the values of keys that have exactly one value."""
+    """Return the keys that have exactly one value, with that value."""
     values: dict[tuple[Shape, Shape], set[Shape]] = {}
     for key, value in pairs:
         values.setdefault(key, set()).add(value)

@@ -1,6 +1,6 @@
 """Time of a CPU in exclusive segments, by the innermost operator on the thread that runs the steps.
 
-Time in which that thread runs no operator, but another one carries a collective, is communication.
+Time in which that thread runs no operator while another thread runs a collective is communication.
 """
 
 from __future__ import annotations

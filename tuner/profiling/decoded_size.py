@@ -22,7 +22,7 @@ def joined(parts: Iterable[bytes]) -> bytes:
     """Join the parts to one text.
 
     Raises:
-        TraceError: It exceeds the size limit.
+        TraceError: The text exceeds the size limit.
     """
     kept, length = [], 0
     for part in parts:

@@ -2,7 +2,7 @@
 
 Recording stacks makes the host several times slower, so times of such a window are never used. The data on an
 operator's nth call in the steps (its shapes, its `nn.Module`, its line) is assigned to the nth call in the first
-window, if both windows call that operator equally often. Other operators get none.
+window, if both windows call that operator equally often. Other operators get no data.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class DetailsFile:
     """Trace file of a window with details.
 
     Attributes:
-        blocks_before, blocks_after: Memory of the job's tensors at its beginning and its end, if known.
+        blocks_before, blocks_after: Memory of the job's tensors at the window's beginning and its end, if known.
     """
 
     path: Path

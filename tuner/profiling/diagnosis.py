@@ -40,8 +40,8 @@ from steptune.tuner.strategies.registry import strategies_for
 BAD_CAPTURE = "bad_capture"
 """Name of the rule whose findings state why a capture cannot be trusted."""
 NOTABLE = 0.01
-"""Minimum excess of a gain with other causes present over the gain without them, as a share of the step, from which the
-excess is reported.
+"""Minimum excess, as a share of the step, of a gain with other causes present over the gain without them, for that
+excess to be reported.
 """
 RULES: tuple[Rule, ...] = (
     *INPUT_RULES,
@@ -131,7 +131,7 @@ def _message(rule: Rule, gain: Gain | None, share: float, *, aside: bool) -> str
 
 
 def _most(rule: Rule, evidence: Evidence, gain: Gain | None, share: float) -> float:
-    """Return the most that a rule's advice could save."""
+    """Return the maximum share of the step that a rule's advice could save."""
     removable = evidence.removable_share(*rule.categories)
     return bound_of(gain, rule.reach * (min(removable, share) if rule.measure is not None else removable), share)
 

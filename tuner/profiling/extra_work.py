@@ -60,7 +60,7 @@ def with_extra_work(
 
     Args:
         graph: Graph of the window's first steps.
-        num_steps: Number of all steps: those of the graph stand for them.
+        num_steps: Number of all steps of the window, which the graph's steps represent.
     """
     simulated = [step - 1 for step in extra.steps if step <= graph.num_steps] if extra is not None else []
     if replay.refusal or extra is None or not simulated or graph.num_steps - len(simulated) < LEAST_STEPS:

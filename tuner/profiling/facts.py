@@ -1,7 +1,7 @@
 """Features that a step already uses, read from its trace or from the choices of the trial that ran it.
 
 Only this module makes the record, `StepFacts`. Every rule of the diagnosis depends on it, so that nothing
-is advised that is already enabled; `already_on` lists it for users.
+is advised that is already enabled; `already_on` lists these features for users.
 
 A fact is set if a trace states it. Otherwise the fact is unknown, not false, except for compilation and
 CUDA graphs, which always leave events. Names of kernels say which arithmetic a matmul used, but not all of them do

@@ -34,10 +34,12 @@ class Floors:
     """Least times of calls and of device operations.
 
     Attributes:
-        of_call_ns: By row of `trace.host`; NaN if unknown.
-        of_work_ns: By row of `trace.work`: the call's floor, distributed over its operations; if unknown, their time.
-        by_memory: By row of `trace.host`: True if bytes, not FLOP, take longer.
-        ideal_ns: By row of `trace.host`: FLOP at the peak, 0 without any; NaN if the arithmetic is unknown.
+        of_call_ns: Least time of a call by row of `trace.host`; NaN if unknown.
+        of_work_ns: Least time of an operation by row of `trace.work`: the call's floor, distributed over the call's
+            operations; if unknown, the operation's own time.
+        by_memory: Whether bytes take longer than FLOP, by row of `trace.host`.
+        ideal_ns: Time of a call's FLOP at the peak, by row of `trace.host`; 0 without FLOP, NaN if the arithmetic is
+            unknown.
     """
 
     of_call_ns: Floats

@@ -31,7 +31,7 @@ REMOVED_FIRST = ("host_stall", "input_bound")
 """Rules whose causes are removed before the cost of launches is addressed."""
 BESIDE = "beside_others"
 """Evidence key for the share of the step that a finding's advice could save while other causes remain, if that exceeds
-its gain alone.
+the finding's gain without them.
 """
 
 
@@ -128,9 +128,9 @@ def by_worth(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def late_first(findings: Sequence[Finding]) -> list[Finding]:
-    """Move a late rank before findings on the compute and waits of its peers, whatever their size.
+    """Move the finding of a late rank before those on the compute and waits of its peers, whatever their size.
 
-    Only launches that cost all ranks more than the wait for it stay before it: they concern no single rank.
+    Only launches that cost all ranks more than the wait for the late rank stay before it: they concern no single rank.
     """
     late = next((one for one in findings if one.rule == LATE_RULE and one.severity != "note"), None)
     if late is None:

@@ -2,8 +2,8 @@
 
 A gap of a device ends with an operation. Before the call that launched it, the host was late, and that
 part is blamed on what the launching thread was doing: waiting for data, synchronising, allocating,
-running the optimizer, or anything else. After the call comes the usual latency of a launch. Where the
-call was earlier than the gap, as much is what a device takes from one queued operation to the next.
+running the optimizer, or anything else. After the call comes the usual latency of a launch. If the
+call came before the gap, the same length of time counts as the device's switch to a queued operation.
 Beyond that the operation was queued but blocked: by another stream, a peer or a full queue.
 """
 
@@ -38,7 +38,7 @@ class Gaps:
 
     Attributes:
         start, end: int64 by gap.
-        next_row: Row of `trace.work` that ends the gap; -1 for one that the end of the window ends.
+        next_row: Row of `trace.work` that ends the gap; -1 for a gap that lasts until the steps end.
         piece_start, piece_end: int64 by piece; the pieces of a gap tile it.
         piece_gap: The gap that each piece belongs to.
         piece_category: `PRIORITY` number of the category that is blamed.
@@ -58,8 +58,8 @@ class Gaps:
 class Blame:
     """Activity of each host thread, by priority: data, synchronisation, allocation, optimizer, host.
 
-    If the trace has no events of a thread at that time (for instance a prefetching one), it waited for the thread that
-    runs the steps, and the activity of that thread is blamed.
+    If the trace has no events of a thread at that time (for instance a prefetching thread), it is taken to wait for the
+    thread that runs the steps, whose activity is blamed.
     """
 
     def __init__(self, trace: Trace, regions: Regions, steps: StepWindows) -> None:

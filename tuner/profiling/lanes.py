@@ -22,9 +22,9 @@ from steptune.tuner.profiling.trace import Kind
 from steptune.tuner.trace_records import Lane
 
 MAX_CELLS = 3000
-"""Maximum cells of a lane in an analysis: three to a pixel of most screens."""
+"""Maximum number of cells of a lane in an analysis: three to a pixel of most screens."""
 FULL_CELLS = 80_000
-"""Maximum cells of a lane for a close view: one line of JSON stays below the size limit of a stored line."""
+"""Maximum number of cells of a lane for a close view: its line of JSON stays below the size limit of stored lines."""
 MAX_LANES = 24
 """Maximum number of lanes: more rows cannot be told apart on a screen."""
 MAX_STREAMS = 6

@@ -40,11 +40,10 @@ def memory_stats(capture: Capture) -> tuple[MemoryStats, ...]:
 
 
 def thinned(columns: Ints) -> Ints:
-    """Return the rows of (time, allocated, reserved) to keep: the extremes of each stretch, where all stretches have
-    equally many rows.
+    """Return which rows of (time, allocated, reserved) to keep, at most `MAX_POINTS`: the extremes of each stretch.
 
-    The first and last row, and in every run the highest and lowest allocation and the highest reservation
-    stay; so every peak does. At most `MAX_POINTS` rows.
+    All stretches have equally many rows. The first and the last row stay, and in each stretch the highest and lowest
+    allocation and the highest reservation, and so every peak.
     """
     count = len(columns)
     if count <= MAX_POINTS:

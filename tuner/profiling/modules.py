@@ -57,7 +57,7 @@ class Modules:
 
         Args:
             match: For each row of the other trace's operators, the row in this trace, or -1.
-            times: Number of times that the other trace has the steps of this one.
+            times: Number of the other trace's steps, as a multiple of this trace's.
         """
         known = match >= 0
         return Modules(

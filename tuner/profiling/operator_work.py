@@ -1,7 +1,7 @@
 """Minimum FLOP and bytes of an operator, from the shapes of its arguments.
 
-FLOP are those of matmuls, convolutions and attention, counted as `torch.utils.flop_counter` does. What cannot be said
-from shapes alone is None.
+FLOP are those of matmuls, convolutions and attention, counted as `torch.utils.flop_counter` does. A figure that
+shapes alone do not determine is None.
 """
 
 from __future__ import annotations
@@ -79,8 +79,10 @@ def _base(name: str) -> str:
 
 
 def _num_parameters(gradients: Mapping[Arguments, int]) -> int:
-    """Return the number of elements of all parameters, or a lower bound from their gradients, which assumes the largest
-    number of backward passes that agrees with all call counts.
+    """Return the number of elements of all parameters, or a lower bound.
+
+    They are counted from the gradients, assuming the largest number of backward passes that agrees with all call
+    counts.
     """
     passes = reduce(math.gcd, gradients.values(), 0)
     sizes = {arguments: sum(tensor.size for tensor in arguments.tensors if tensor) for arguments in gradients}

@@ -2,10 +2,10 @@
 
 A device that is not in the table has no peak, nor has a part of a device (MIG): nothing is guessed.
 
-Compared with `torch._inductor.analysis.device_info` where PyTorch states a peak. The others were taken from published
-tables of the makers' data sheets, figures for sparse matrices halved. Where a data sheet states 16 bits alone, TF32 is
-half and FP8 twice of that, as for the same chip elsewhere. One device of ROCm is half of an MI250X; a name that two
-products share ("MI250X / MI250") is none of them.
+The peaks were compared with `torch._inductor.analysis.device_info` where PyTorch states one. The others come from
+published tables of the makers' data sheets, with figures for sparse matrices halved. Where a data sheet states only
+16-bit figures, TF32 is taken as half and FP8 as twice of them, as on the same chip elsewhere. One device of ROCm is
+half of an MI250X; a name that two products share ("MI250X / MI250") matches neither.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Peak:
     """Peak figures of a device.
 
     Attributes:
-        flops_per_s: By arithmetic of matmuls ("float32", "tf32", "float16", "bfloat16", "float8").
-        bytes_per_s: Memory bandwidth.
+        flops_per_s: FLOP per second, by arithmetic of matmuls ("float32", "tf32", "float16", "bfloat16", "float8").
+        bytes_per_s: Memory bandwidth, in bytes per second.
     """
 
     flops_per_s: dict[str, float]

@@ -56,7 +56,7 @@ def write_perfetto(
 
     Args:
         sources: Files of `torch.profiler`; for files of other profilers only the tracks are written.
-        target: Compressed where its name ends in `.gz`.
+        target: File to write; compressed if its name ends in `.gz`.
         long_gap_ns: Minimum length of a gap that gets a name.
         clock_offsets_ns: Offset of each rank, added to its times.
 

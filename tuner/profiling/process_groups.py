@@ -58,7 +58,7 @@ def whole_groups(groups: Iterable[ProcessGroup], ranks: Collection[int], known: 
     are no such groups.
 
     Args:
-        known: Ranks that have a trace: others of a group are not looked at.
+        known: Ranks that have a trace; other ranks of a group are ignored.
     """
     left, found = set(ranks), []
     for group in sorted(groups, key=lambda group: (-len(group.ranks), group.name)):

@@ -42,8 +42,8 @@ MAX_WARM_UP = 0.25
 is warm-up.
 """
 WHOLE_REPLAY = 0.8
-"""Minimum number of operations of a complete CUDA graph replay, as a share of the number in its other replays. A replay
-with fewer operations has lost some; conditional nodes vary less.
+"""Minimum number of operations of a complete CUDA graph replay, as a share of the number in the graph's other replays.
+A replay with fewer operations has lost some; conditional nodes vary less.
 """
 LAUNCH_CALLS = r"LaunchKernel|GraphLaunch|^(cuda|hip)Memcpy.*Async|^(cu|hip)Launch"
 

@@ -64,9 +64,9 @@ class Regions:
     Attributes:
         optimizer: Steps of the optimizer. With a closure (as in Lightning) a step runs the forward and backward pass
             too: time before the end of the last backward operator is no update.
-        recompute: Operators of the forward pass that run inside the backward pass, as activation
-            checkpointing makes them: with gradients on (they have a sequence number), although no
-            operator of the backward pass itself has one without naming its forward thread.
+        recompute: Operators of the forward pass that run inside the backward pass, as in activation checkpointing.
+            They have a sequence number, because gradients are enabled, but name no forward thread; operators of the
+            backward pass itself that have a number do name one.
     """
 
     def __init__(self, trace: Trace) -> None:

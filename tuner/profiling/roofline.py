@@ -2,9 +2,9 @@
 
 Operators, kernels and modules are listed by their time above the floor (`floors`), the largest potential first.
 
-MFU is that of PaLM (Chowdhery et al. 2022, appendix B): the FLOP of the matmuls, convolutions and attention of forward
-and backward pass, as `torch.utils.flop_counter` counts them, at the peak of the arithmetic that ran, over the time of
-the step. Checkpointed activations computed again do not count, nor do matmuls of an optimizer.
+MFU is defined as for PaLM (Chowdhery et al. 2022, appendix B): the FLOP of the matmuls, convolutions and attention of
+forward and backward pass, as `torch.utils.flop_counter` counts them, at the peak of the arithmetic that ran, over the
+time of the step. Checkpointed activations computed again do not count, nor do matmuls of an optimizer.
 """
 
 from __future__ import annotations

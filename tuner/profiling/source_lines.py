@@ -38,11 +38,11 @@ class SourceLines:
     """Lookup of source lines; without call stacks in the trace, every answer is empty.
 
     Args:
-        modules: Of the same operators; by default those that the trace has.
+        modules: Modules of the trace's operators; by default those that the trace itself shows.
         elsewhere: Function that returns the line of an operator (a row of `trace.host`) without a stack in this trace.
 
     Attributes:
-        modules: Of the same operators.
+        modules: Modules of the trace's operators.
     """
 
     def __init__(

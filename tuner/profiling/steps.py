@@ -29,7 +29,7 @@ class StepWindows:
         thread: The thread that ran the steps.
         host_starts: Time at which the host began each step, maybe ahead of the device. Empty without marks.
         host_end: Time at which the host ended the last step.
-        marked: True if the trace shows where steps begin; without marks all of it is one window.
+        marked: True if the trace shows where steps begin; without marks the whole trace is one window.
         cut_by: Name of the optimizer's ranges that separate steps if the profiler marked none; else empty.
         num_dropped: Incomplete steps at the end that are left out.
         num_ignored: Number of marks that are not steps of the loop: on other threads, around other marks, or empty.
@@ -63,7 +63,7 @@ def find_steps(trace: Trace, launches: Launches) -> StepWindows:
     """Find the windows of the steps that the profiler marked, adjusted to the device's work.
 
     A step ends when its CPU part and all device work launched inside it have ended; the next begins
-    there, and the first one when the work of the step before it has ended. Without marks a step lasts from
+    there, and the first one when device work launched earlier has ended. Without marks a step lasts from
     one update of the parameters to the next. A trace without either is one window over everything. On a trace
     without device work the windows are those of the CPU.
     """

@@ -1,7 +1,7 @@
 """Memory by class of tensor: parameters, gradients, optimizer state, activations, temporary memory, and the rest.
 
 The running job knows the addresses of its parameters, gradients and states. Each other block that was allocated in the
-window is classified by its lifetime: one allocated outside the backward pass and still there when that begins is an
+window is classified by its lifetime: one allocated outside the backward pass and still in use when that begins is an
 activation; one that the backward pass allocates and leaves behind is a gradient; others are temporary. The rest existed
 before: memory in no class and, on a device, memory that the window neither allocated nor freed.
 

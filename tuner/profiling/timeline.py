@@ -31,7 +31,7 @@ def thinned(
     """Return segments that tile the steps in at most `max_buckets` buckets.
 
     Args:
-        segments: They tile the steps.
+        segments: Segments that tile the steps.
         boundaries: int64 of length steps + 1, in nanoseconds.
         rank: Rank of the trace.
         device: Name of the device as in its breakdown.

@@ -157,7 +157,7 @@ class Trace:
     """Trace of one rank.
 
     Attributes:
-        rank, num_ranks: None and 1 if the trace does not record them.
+        rank, num_ranks: Rank and number of ranks; None and 1 if the trace does not record them.
         framing: Method of reading: "chunked" or "whole file"; `TRANSLATED` for files of other profilers.
         num_events: Number of events of every kind, those without a duration included.
         num_lost: Number of events that could not be decoded; events left out for other reasons are in `losses`.

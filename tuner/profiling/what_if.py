@@ -37,7 +37,7 @@ class Scenario:
     Attributes:
         saved_ns: Nanoseconds saved in a step of the same samples, from its categories.
         devices: Kinds of device to which it applies.
-        applies: True if it is not the case already.
+        applies: True unless the step already is as after the change.
         replayed: Name of the equivalent edit of the replay.
     """
 

@@ -14,7 +14,7 @@ class Work:
     """FLOP and bytes of one call. None if the shapes do not determine them.
 
     Attributes:
-        flops: As `torch.utils.flop_counter` counts: multiplication and addition are two, causal attention is whole.
+        flops: FLOP as `torch.utils.flop_counter` counts them: a multiply-add is two, causal attention counts in full.
         num_bytes: Compulsory traffic: every input read once, every output written once.
         least_flops: FLOP that cannot be left out: half for causal attention; None: all of `flops`.
         dtype: Dtype of the factors, as in `c10::ScalarType`, in lower case.

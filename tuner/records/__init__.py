@@ -4,7 +4,7 @@ Each is frozen, keyword-only and plain data, so it travels as JSON and can be st
 Names carry units (`step_time_ns`, `peak_memory_bytes`); shares and bounds are fractions of one.
 The words (workload, strategy, choice, candidate, trial, study, ...) are those of docs/glossary.md.
 
-They are imported from here. Inside, a file holds one noun and uses files of lower lines only:
+Import the records from this package. Inside it, a file holds one noun and uses only files on lower lines:
 
     studies, recommendations
     decisions
@@ -14,7 +14,7 @@ They are imported from here. Inside, a file holds one noun and uses files of low
     base, ids
 
 msgspec resolves the types of a record's fields when it first encodes or decodes one, by the names in its file: these
-are imported at runtime, never under TYPE_CHECKING.
+names are imported at runtime, never under TYPE_CHECKING.
 """
 
 from steptune.tuner.records.base import SCHEMA_VERSION, Record

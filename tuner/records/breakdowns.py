@@ -47,14 +47,14 @@ class StepFacts(Record):
         cuda_graphs: Whether any launch replays a CUDA graph.
         optimizer: Implementation: "fused" (compiled updates included), "foreach" or "for_loop".
         optimizer_name: Class of the optimizer, like "AdamW".
-        loader: "workers" or "main process".
+        loader: Processes that make the batches: "workers" or "main process".
         num_workers: Worker processes of the loader.
         pinned_memory: Whether batches are copied from pinned memory.
         prefetched: Whether batches are copied on another stream than the one that computes.
         matmul_dtype: Arithmetic of most of the matmul time: "float32", "tf32", "bfloat16", "float16" or "float8".
         faster_dtypes: Arithmetics in which this device multiplies faster than in FP32, the easiest to use first.
         channels_last: Whether convolutions run without conversions between NCHW and NHWC.
-        layout_ns: Nanoseconds a step that convert between NCHW and NHWC.
+        layout_ns: Nanoseconds per step spent converting between NCHW and NHWC.
         checkpointed: Whether activation checkpointing recomputes some of the forward pass.
         own_capture: Whether Steptune recorded the profile itself.
     """
@@ -116,8 +116,8 @@ class Replay(Record):
         error: Error of a replay of the unchanged steps with the usual delay of every edge, as a share of the recorded
             step.
         event_cost_ns: Profiler's cost for each event; None where the unprofiled step is not known.
-        host_slowdown: Factor by which the rest of the host's work was slowed down besides; None under the same
-            condition.
+        host_slowdown: Factor by which the profiler slowed down the rest of the host's work; None where the unprofiled
+            step is not known.
         unprofiled_error: Error of the replay without the profiler's cost, as a share of the unprofiled step.
         saved: Share of the step that is saved by removing a cause, by cause.
         uncertain: Uncertainty of `saved` by cause, as far as the unprofiled step leaves the profiler's cost open.
@@ -193,7 +193,7 @@ class Breakdown(Record):
     def stalled_share(self) -> float:
         """Share of the category `host` that lies in stalls.
 
-        The profiler makes dispatch longer, not stalls: of a rescaled step they keep their length, as far as that fits.
+        The profiler makes dispatch longer, not stalls: in a rescaled step, stalls keep their length as far as it fits.
         """
         host_ns = self.per_step_ns.get("host", 0.0)
         if self.stalls is None or not self.stalls.idle_ns or not host_ns:

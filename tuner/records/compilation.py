@@ -32,7 +32,7 @@ class Compilation(Record):
         cudagraph_skips: Reasons for these skips.
         seconds: Time spent compiling.
         cache_hits: Graphs found in the study's cache.
-        cache_misses: Graphs not found there.
+        cache_misses: Graphs not found in the study's cache.
     """
 
     num_graphs: int

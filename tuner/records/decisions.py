@@ -48,5 +48,5 @@ class Decision(Record):
     trial_ids: tuple[str, ...] = ()
     predicted_bound: float | None = None
     measured_gain: float | None = None
-    """Ratio of the rate to that of the incumbent at the time, minus one."""
+    """Ratio of the candidate's rate to the incumbent's at the time, minus one."""
     measured_se: float | None = None

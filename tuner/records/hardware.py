@@ -1,4 +1,4 @@
-"""The hardware that trains, and its measured peak rates."""
+"""Hardware on which a training runs, and its measured peak rates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from steptune.tuner.records.base import Record
 
 
 class Device(Record):
-    """A device that trains.
+    """Device on which a training runs.
 
     Attributes:
         name: Product name.

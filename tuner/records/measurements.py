@@ -51,7 +51,7 @@ class InputActivity(Record):
 
 
 class DeviceReading(Record):
-    """Driver's readings of a rank's device during a window; None for a reading that it does not provide.
+    """Driver's readings of a rank's device during a window; None for a reading that the driver does not provide.
 
     Attributes:
         sm_clock_mhz: SM clock at the end of the window.

@@ -51,7 +51,7 @@ class CollectiveStats(Record):
     """Statistics of one collective with one message size, over the ranks that were analysed.
 
     Attributes:
-        name: "allreduce", "allgather", …
+        name: Name of the collective: "all_reduce", "all_gather", …
         group: Name of the process group.
         group_size: Number of ranks in the group.
         dtype: Dtype of the message; empty where the trace does not record it.

@@ -33,8 +33,8 @@ class Interval(Record):
     """Range that holds a figure with a stated probability.
 
     Attributes:
-        low: Its lower end.
-        high: Its upper end.
+        low: Lower end of the range.
+        high: Upper end of the range.
         level: Probability that the range holds the figure.
     """
 
@@ -116,7 +116,7 @@ class Alternative(Record):
     """Another candidate that was measured.
 
     Attributes:
-        candidate: Its changes.
+        candidate: The candidate: changes to today's settings.
         gain: Rate over the baseline's.
         peak_memory_bytes: Peak memory of the rank that uses the most.
         numerics: Effect on the numbers.
@@ -171,7 +171,7 @@ class Recommendation(Record):
 
     Attributes:
         study_id: Id of the study.
-        created_at: ISO 8601, UTC.
+        created_at: Time at which it was made, in ISO 8601, UTC.
         workload: Reference of the workload, as the user wrote it.
         workload_signature: Hash that similar workloads share.
         global_batch: Samples of one step.

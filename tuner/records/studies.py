@@ -36,10 +36,10 @@ class StudySettings(Record):
         only: Strategies to try; empty for all.
         skip: Strategies not to try.
         seed: Seed of the search, the samples and the initial state.
-        measure: Settings of the windows.
+        measure: Settings for timing the windows.
         num_ranks: Processes of the training.
         num_hosts: Number of hosts; under torchrun and srun, taken from the launcher.
-        device: "cpu" or "cuda"; None for CUDA where there is one.
+        device: Kind of device: "cpu" or "cuda"; None for CUDA where such a device is present.
         memory_limit_bytes: Maximum memory of a trial.
         remeasure_links: Whether links between ranks are measured again although an earlier study has measured them.
         confirm_blocks: Paired comparisons of each finalist with the baseline, fewer if the answer is clear earlier; at

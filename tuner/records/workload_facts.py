@@ -153,7 +153,7 @@ class KnobFacts(Record):
         name: Name of the attribute.
         today: The value that the user runs today.
         values: Other values to try, in the order in which they are tried.
-        ordered: Whether they are numbers whose neighbours behave alike.
+        ordered: Whether the values are numbers whose neighbours behave alike.
         recipe: Whether other values change the training recipe and are tried with consent only.
     """
 
@@ -186,7 +186,7 @@ class ScriptFacts(Record):
         device_name: Name of the device in torch; for a CPU, its number of cores.
         files: Digests of the files that the command or `places` name, by their path below the folder. Blank lines and
             those that call Steptune do not count (`scripts/agent/sources.py`).
-        lines: Of `places` in these files: file, and position among the lines that count, from 0.
+        lines: Positions of `places` in these files: the file, and the line's number among those that count, from 0.
     """
 
     command: tuple[str, ...]
@@ -226,7 +226,7 @@ class WorkloadFacts(Record):
         units_per_batch: Mean samples or tokens of a batch.
         custom_step: Whether the workload has a training step of its own.
         host_read: The first operator of a step for whose result the host waits, with its line; empty without one.
-        host_read_beside_masks: The first such one that computes no attention mask.
+        host_read_beside_masks: The first such operator that computes no attention mask; empty without one.
         sample_loss: Loss of the first batch.
         prepare_ns: Time of its `prepare`.
         import_ns: Time of importing it.

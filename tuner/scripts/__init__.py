@@ -6,6 +6,6 @@ agent/          the hooks; needs the standard library and torch only, not this p
 record.py       what the agent writes, read back
 recognised.py   the record in words
 runner.py       trials: starts of the command with changes
-enable.py       the way out: the same changes in a run of the script; diff.py writes them at its lines
+enable.py       the same changes in an ordinary run of the script; diff.py writes them into it
 verification.py the changed script beside the unchanged one
 """

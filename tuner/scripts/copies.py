@@ -1,7 +1,7 @@
 """Trials of a script that start from a frozen copy of its process (`agent/copies.py`).
 
-A copy has the imports, data and models of the script behind it, so that only what follows is paid for each trial. It
-shares the look's copy-on-write view of the folder, and writes what its trial saw beside the look's record.
+A copy has already imported modules, read data and built models, so that each trial takes only the time of the rest. It
+shares the inspection's copy-on-write view of the folder, and writes the record of its trial beside the inspection's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REQUEST, PID, REFUSED = "request", "pid", "refused"
 POLL_S = 0.02
 CHECK_EVERY_S = 0.5
 END_S = 5.0
-"""Seconds that a copy has to notice the end of a killed trial."""
+"""Maximum number of seconds until a copy notices that its trial was killed."""
 USED_BY_EVERY_TRIAL = ("torch._dynamo",)
 """Modules imported ahead in every copy: optimizers import them, which takes seconds."""
 USED_TO_COMPILE = ("torch._inductor.compile_fx",)
@@ -100,7 +100,7 @@ class FrozenCopy:
     def ran(
         self, trial: Mapping[str, Any], log: Path, longest_s: float | None, check: Callable[[], None] | None
     ) -> Iterator[Ended]:
-        """Run a trial from the copy; its files exist until the context ends. Several threads may do so at once.
+        """Run a trial from the copy; its files exist until the context ends. Several threads may run trials at once.
 
         Raises:
             CopyError: The copy cannot start it.

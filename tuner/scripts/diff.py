@@ -1,7 +1,7 @@
 """A recommendation as changes to the script itself: a unified diff, and options of its command line.
 
 Only changes with a plain idiom become lines: the rest is left to `steptune.enable`, with the reason. A diff is made at
-the places that the inspection recorded, in files below the script's folder, and only in such as were not edited since.
+the places that the inspection recorded, only in files below the script's folder that were not edited since.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def script_diff(recommendation: Recommendation) -> ScriptDiff:
     """Return the changes of a recommendation that the script's own lines and options can express.
 
     Raises:
-        RecommendationError: It is for no script, the script was edited or is gone, or nothing can be expressed in this
-            way.
+        RecommendationError: The recommendation is not for a script, the script was edited or is gone, or nothing can be
+            expressed in this way.
     """
     if recommendation.in_script is None:
         raise RecommendationError(
@@ -119,7 +119,7 @@ class _Writer:
         """Make the changes of a choice.
 
         Raises:
-            NotEditableError: They have no plain idiom here.
+            NotEditableError: The changes have no plain idiom here.
         """
         if not outside.changes:
             raise NotEditableError(f"environment variables are set outside the script: {outside.words}")

@@ -16,15 +16,15 @@ def enable(recommendation: str | Path = "steptune.json") -> None:
         import steptune
         steptune.enable("steptune.json")
 
-    The line stands above all that makes loaders, models and optimizers. It prints one line on standard error that says
-    the changes. Where the file is missing, that line says so, and the script trains as it is.
+    Place the line above all code that makes loaders, models and optimizers. It prints one line on standard error that
+    names the changes. Where the file is missing, that line says so, and the script trains unchanged.
 
     Args:
         recommendation: The JSON export of a study of a command; looked for in the current folder, then in the script's.
 
     Raises:
-        RecommendationError: The script, torch, the number of ranks or the device is another one than was tuned. Device
-            and ranks are known at the first forward pass only, where it is raised then.
+        RecommendationError: The script, torch, the number of ranks or the device differs from the one that was tuned.
+            Device and ranks are known only at the first forward pass; a difference in these is raised there.
     """
     if OUTSIDE in os.environ:  # a verification compares the script with and without it
         return

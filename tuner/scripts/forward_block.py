@@ -1,7 +1,8 @@
 """Statements of a training loop that autocast must enclose: from the model's call to the loss.
 
-A trial casts inside the model's `forward`, wherever it is called. Lines say the same only where the model is called
-once for each backward pass, and nothing else of the script chooses the precision or needs the outputs in FP32.
+A trial casts inside the model's `forward`, wherever it is called. Autocast around lines is equivalent only where the
+model is called once for each backward pass, and nothing else in the script chooses the precision or needs the outputs
+in FP32.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def forward_and_loss(file: SourceFile, line: int) -> Sequence[ast.stmt]:
     """Return the statements from the one that calls the model to the one that computes the loss.
 
     Raises:
-        NotEditableError: There is no such block, or autocast around it would make another training than the trial's.
+        NotEditableError: There is no such block, or autocast around it would train differently from the trial.
     """
     _refuse_own_autocast(file.tree, line)
     found: tuple[list[ast.stmt], int] | None = file.block_of(line)

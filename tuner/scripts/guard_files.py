@@ -11,8 +11,8 @@ from steptune.tuner.records.base import Record
 from steptune.tuner.scripts.own_process import OwnProcess
 
 NUM_STEPS, NUM_AUDITS, NUM_WIDE = 3, 2, 2
-"""Numbers of guarded steps: in sequence, each from the reference's weights, and each from these weights in FP32 if a
-precision changes.
+"""Numbers of guarded steps: steps in sequence, steps that each begin from the reference's weights, and further such
+steps in FP32 if a precision changes.
 """
 SEEN = "guard-0.pt"
 """Name of the file with the first rank's guarded steps."""

@@ -1,4 +1,4 @@
-"""Judgement whether a candidate's training is the same, from the candidate's guarded steps and the reference's.
+"""Judgement of whether a candidate's training is the same as the reference's, from the guarded steps of both.
 
 It runs in a process of its own, because the files hold tensors. Rules and limits are those of workloads
 (`tuner/guard/`); what a foreign loop does not show is listed among the verdict's notes. Where two runs of today's
@@ -201,7 +201,7 @@ class _Judgement:
 
     @property
     def _has_right_updates(self) -> bool:
-        """Say whether only right updates can have moved the candidate's weights away from the reference's."""
+        """Say whether only correct updates can have moved the candidate's weights away from the reference's."""
         return self._are_updates_shown and all(check.passed for check in self._checks if check.kind == "update")
 
     def _check_calls(self) -> None:

@@ -29,7 +29,7 @@ NO_MESSAGES = {"KINETO_LOG_LEVEL": "99"}
 NO_RUNS = {"WANDB_MODE": "disabled"}
 """Environment variables that disable experiment trackers: an inspection is no run to report."""
 INTERRUPT_S = 8.0
-"""Seconds that the command has to end after an interrupt, before its processes are killed."""
+"""Seconds from an interrupt until the processes of a command that has not ended are killed."""
 CHECK_S = 0.5
 """Seconds between checks whether a command is to continue."""
 
@@ -179,7 +179,7 @@ def find_script_traces(folder: Path) -> tuple[Path, ...]:
 
 
 def details_of_traces(traces: Sequence[Path]) -> dict[Path, DetailsFile]:
-    """Return the windows with call stacks that belong to traces; a script may end before one is recorded."""
+    """Return, by trace, the file of the step that was recorded with call stacks; a script may end before that step."""
     beside = {trace: trace.with_name(f"details-{trace.stem.partition('-')[2]}.json") for trace in traces}
     return {trace: DetailsFile(path=path, num_steps=1) for trace, path in beside.items() if path.exists()}
 

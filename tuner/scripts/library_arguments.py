@@ -1,7 +1,8 @@
 """Changes expressed as arguments of the library that owns a script's loop.
 
-A Trainer of transformers takes all of a loader, an optimizer and a precision as arguments, in the script's text or on
-its command line; Accelerate and Lightning take the precision. Everything else is left to the lines of the script.
+A Trainer of transformers takes all settings of a loader, an optimizer and a precision as arguments, in the script's
+text or on its command line; Accelerate and Lightning take the precision. Everything else is left to the lines of the
+script.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Said:
 
     Attributes:
         call: Call that takes them; None where they are options of the command.
-        names: Names of these changes.
+        names: Names of the changes that the arguments express.
     """
 
     call: ast.Call | None
@@ -63,7 +64,7 @@ def library_arguments(changes: Mapping[str, Scalar], script: ScriptFacts, file: 
         file: The script that the command names.
 
     Raises:
-        NotEditableError: The library owns what is changed, and has no argument for it.
+        NotEditableError: The library owns the object to change, and has no argument for the change.
     """
     if _is_trainers(changes, script, file):
         call = _only_call(file.tree, TRAINING_ARGUMENTS)
@@ -86,7 +87,7 @@ def wrapped_loader(file: SourceFile, line: int) -> ast.Call | None:
     Accelerate takes over the loader's settings.
 
     Raises:
-        NotEditableError: Which of several loaders it prepares is not known.
+        NotEditableError: It is not known which of several loaders the line prepares.
     """
     if "accelerate" not in ast.unparse(file.tree) or not is_called(file.tree, line, "prepare"):
         return None

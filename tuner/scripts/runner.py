@@ -1,8 +1,9 @@
 """Trials of an unmodified script with a candidate's changes: each continues from a frozen copy of its process, or
 starts its command again.
 
-The command runs in a copy-on-write view of its folder, armed as in an inspection. Nothing of it is parsed: where the
-changes are made, the inspection has recorded. Trials run one after another; a launcher's command has all its ranks.
+The command runs in a copy-on-write view of its folder, armed as in an inspection. The script is not parsed: the
+inspection has recorded where the changes are made. Trials run one after another; the command of a launcher starts all
+ranks.
 """
 
 from __future__ import annotations

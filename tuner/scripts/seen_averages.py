@@ -1,7 +1,7 @@
 """Averages of the weights that a script holds beside its model, found in guarded steps by their recurrence.
 
-A script names nothing: a candidate's average is the one of its tensors that follows the weight by the reference's
-shares. Steps that begin from the reference's weights again show none.
+A script does not name its averages: a candidate's average is the tensor that follows the weight by the reference's
+shares. Steps that begin from the reference's weights again show no average.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class SourceFile:
     """Source file with pending edits.
 
     Raises:
-        NotEditableError: It is not valid Python.
+        NotEditableError: The file is not valid Python.
     """
 
     def __init__(self, text: str) -> None:

@@ -1,7 +1,7 @@
 """Process between `steptune` and the command of a script: it makes the view, and leaves no process behind.
 
-All that the command starts and abandons is adopted, and killed when the command has ended, when its ranks have been
-recorded, when this process is told to end, or when its parent dies.
+All processes that the command starts and abandons are adopted, and killed when the command has ended, when its ranks
+have been recorded, when this process is told to end, or when its parent dies.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from steptune.tuner.scripts.view import ViewError, enter_view
 from steptune.tuner.trials.processes import become_subreaper, die_with_parent, kill_descendants
 
 END_S = 3.0
-"""Seconds that the command has to end by itself after it was recorded or interrupted."""
+"""Seconds from the end of the recording, or an interrupt, until a command that has not ended is killed."""
 POLL_S = 0.05
 KEPT_POLL_S = 0.2
 NOT_FOUND, NOT_EXECUTABLE = 127, 126

@@ -1,7 +1,7 @@
-"""Comparison of the changed script with the unchanged one: its own speed, and its own loss.
+"""Comparison of the changed script with the unchanged one, in speed and in loss.
 
-Both are started as a user starts them, in blocks of one run each, in random order: a start of the command, or, where
-the device is a GPU, a fork of a frozen copy that a start of it has left. The intervals are those of the confirmation.
+Each block has one run of each script, in random order. A run is a start of the command, as a user starts it, or, where
+the device is a GPU, a fork of a frozen copy that such a start has left. The intervals are those of the confirmation.
 The changes come from `steptune.enable`, from a diff, or from a file that the user has edited: not from the hooks that
 measure.
 """
@@ -44,7 +44,7 @@ class ScriptVerification(Record):
     Attributes:
         gain: Speed of the changed script over the unchanged one.
         same: Whether the losses agree; False where none could be compared.
-        reason: Reason for that, in a readable form.
+        reason: Readable reason why the losses agree or differ.
         num_losses: Number of first backward passes in each run whose losses were compared.
         difference: Difference of the mean losses over the last quarter of these passes.
         tolerance: Maximum difference that is allowed.
@@ -125,7 +125,7 @@ def verify_script(
 
 
 def shares_layout(look: Look) -> bool:
-    """Say whether forks share a layout that differs between new processes: on a CPU, that of the host's memory."""
+    """Say whether forks share a memory layout that differs between new processes, as on a CPU."""
     return look.record.device != "cuda"
 
 
@@ -146,7 +146,7 @@ class _Blocks:
         """Run the blocks, and return the verification.
 
         Raises:
-            CopyError: A run was no fork, or failed as one.
+            CopyError: A run did not start from the frozen copy, or failed after it did.
         """
         start = Start(command=self.look.command, variables=UNCHANGED)
         unchanged = Changed(start=start, candidate=Candidate(), choices={})

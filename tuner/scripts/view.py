@@ -2,7 +2,8 @@
 
 An overlay of the kernel is put over the folder, in a mount namespace of its own (overlayfs, Documentation/filesystems/
 overlayfs.rst). A file is copied when it is first written to, not before. File systems mounted below the folder get an
-overlay each. Root needs no user namespace, in which CUDA may refuse to start; others do, and some systems forbid it.
+overlay each. Root needs no user namespace, in which CUDA may refuse to start; other users need one, and some systems
+forbid it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def enter_view(folder: Path, scratch: Path) -> None:
         scratch: Empty folder outside it, where writes are kept.
 
     Raises:
-        ViewError: The system forbids it, or CUDA starts outside the view only. The process is then unusable.
+        ViewError: The system forbids it, or CUDA starts only outside the view. The process is then unusable.
     """
     if scratch.resolve().is_relative_to(folder):
         raise ViewError(

@@ -32,7 +32,7 @@ def watch(loader: T = None) -> T:  # type: ignore[assignment]
         for batch in steptune.watch(loader): ...
 
     Without a loader, the line stands anywhere before the loop, like before `trainer.train()`. A second call does
-    nothing, and so does any under `steptune profile -- COMMAND`. Of several ranks the first is recorded.
+    nothing, like any call under `steptune profile -- COMMAND`. Of several ranks the first is recorded.
 
     Args:
         loader: A loader, or any other iterable.

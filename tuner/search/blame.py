@@ -1,9 +1,10 @@
 """Probability that a configuration runs, from configurations that ran and configurations that failed.
 
-A failed start is blamed on those of its choices, and pairs of choices, that never ran. The blame of one depends on how
-many others are suspected; the blame of several failures adds up. A choice that failed beside today's others may run
-beside different ones, so a pair with an untouched strategy is a suspect too, a small one. Memory is modelled apart
-(`Room`): the needs of choices add up, and a configuration that ran out of memory needs more than any that fitted.
+A failed run is blamed on those of its choices, and pairs of choices, that no successful run had. The blame of one
+depends on how many others are suspected; the blame of several failures adds up. A choice that failed beside today's
+others may run beside different ones, so a pair of a choice and an unchanged strategy is suspected too, with less
+weight. Memory is modelled separately (`Room`): the needs of choices add up, and a configuration that ran out of memory
+needs more than any that fitted.
 """
 
 from __future__ import annotations
@@ -94,10 +95,10 @@ class Room:
 
     Args:
         ran: Levels of configurations that fitted, one a row; level 0 is the reference's.
-        peaks: Their memory, in any unit; 0 where it is unknown.
-        ran_out: Levels of those that did not fit.
-        directions: Of every parameter's levels: -1 for a level that saves memory, 1 for one that gives up such a saving
-            of the reference, else 0.
+        peaks: Peak memory of the configurations that fitted, in any unit; 0 where it is unknown.
+        ran_out: Levels of configurations that did not fit, one a row.
+        directions: For each level of every parameter: -1 for a level that saves memory, 1 for one that gives up such a
+            saving of the reference, else 0.
     """
 
     def __init__(

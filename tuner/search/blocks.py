@@ -18,7 +18,7 @@ class BlockRunner:
     """Runner of blocks for one purpose; stored blocks are not run again.
 
     Args:
-        knowledge: The search's, for the time that starts took so far.
+        knowledge: Knowledge of the search, for the duration of the runs so far.
         place: Returns the current place: the machine, and its devices in use.
     """
 

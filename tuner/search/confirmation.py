@@ -1,7 +1,7 @@
 """Confirmation, by new runs, that the search's winner is faster.
 
 The search chose its winner because it measured well, so its own figures flatter it. The confirmation measures the
-finalists and the baseline again, in fresh processes, in blocks: every block has one start of each, taking turns where
+finalists and the baseline again, in fresh processes, in blocks: every block has one run of each, taking turns where
 they fit together. The order is random in every other block and reversed in the next, so that a machine which slows down
 steadily favours nobody. Only ratios within these blocks enter the estimate.
 
@@ -10,10 +10,10 @@ done. `spending.py` says how sure each end must be; no end by itself makes a gai
 An interval that is too wide for a verdict gets further blocks, up to `MAX_BLOCKS`, while the budget lasts. Its width
 does not depend on the gain, so this favours no verdict (an internal pilot study).
 
-How much starts differ is known from more than the blocks: from all starts of the same two configurations in the study.
-That makes even two blocks informative. The start that selected the winner is a lucky one: where both sides scatter
+How much runs differ is known from more than the blocks: from all runs of the same two configurations in the study.
+That makes even two blocks informative. The run that selected the winner is a lucky one: where both sides scatter
 alike, it is left out. Where the sides clearly differ each has a scatter of its own (Welch). Where the blocks' ratios
-scatter clearly more or clearly less than that, their own scatter counts: they then reflect something that single starts
+scatter clearly more or clearly less than that, their own scatter counts: they then reflect something that single runs
 do not, such as a load that both sides of a block share.
 
 Intervals are those of Student, widened for the number of finalists, so that they hold for all finalists at once and
@@ -194,7 +194,7 @@ def compare(
     """Compare the speed of one candidate with another's, by the blocks that have both.
 
     Args:
-        starts: All good starts of both by candidate key, those of the blocks included, for their scatter.
+        starts: All good runs of both by candidate key, those of the blocks included, for their scatter.
         num_comparisons: Number of comparisons over which the interval is simultaneous.
         planned: As in `judge`.
     """
@@ -238,8 +238,8 @@ def spread_of(log_ratios: Sequence[float], one: Sequence[TrialResult], other: Se
 
     Args:
         log_ratios: Log ratios by block, at least two.
-        one: Good starts of the one side.
-        other: Good starts of the other side.
+        one: Good runs of the one side.
+        other: Good runs of the other side.
     """
     own = Spread(variance=statistics.variance(log_ratios), degrees=len(log_ratios) - 1)
     sides = _side(one), _side(other)

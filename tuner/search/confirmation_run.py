@@ -115,7 +115,7 @@ class ConfirmationRun:
         return judge(self.designer.reference, self._finalists, self.blocks, earlier, self._planned)
 
     def decisions(self, judged: Sequence[Finalist]) -> list[Decision]:
-        """Return one decision for each finalist, numbered after those of the search."""
+        """Return one decision for each finalist, numbered after the decisions of the search."""
         first = len(self.designer.decisions) + 1
         return [
             Decision(

@@ -1,6 +1,6 @@
 """Contribution of each part of the answer, measured by running the answer beside the answer without that part.
 
-It is measured as the confirmation measures gains: new starts of all, in turns, in blocks that follow one after another,
+It is measured as the confirmation measures gains: new runs of all, in turns, in blocks that follow one after another,
 with the same statistics. Only time that the confirmation did not need is spent on it. Where that is short, the parts
 with the smallest gains in the search are not measured, and their contribution is not stated. The answer without a part
 is not recommended, so it is neither guarded nor profiled.
@@ -25,7 +25,7 @@ class ContributionRun:
     """Measurement, in the remaining time, of an answer beside variants that each lack one part.
 
     Args:
-        confirmed: Good results of the confirmation's blocks, for the scatter of the answer's starts.
+        confirmed: Good results of the confirmation's blocks, for the scatter of the answer's runs.
     """
 
     def __init__(

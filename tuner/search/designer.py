@@ -216,8 +216,8 @@ class Designer:
         return missed
 
     def needed_s(self) -> float:
-        """Return the seconds needed: those of the baseline's trials, and the expected ones of a short search and a
-        confirmation.
+        """Return the seconds needed: for the baseline's trials as measured, and for a short search and a confirmation
+        as expected.
         """
         baseline_s = sum(r.duration_ns for r in self.baseline_results()) / 1e9
         promising = [

@@ -34,8 +34,8 @@ class StudyDriver:
     """Driver of one study.
 
     Args:
-        store: Holds the study already.
-        runner: For the study's workload and directory.
+        store: Store that already holds the study.
+        runner: Runner of trials of the study's workload, in the study's directory.
         on_change: Called with the view whenever it has changed.
         before_trials: Called before trials begin; may raise `StudyInterrupt`.
         place: Returns the current place (the machine, and its devices in use), since a host can be replaced; empty

@@ -8,12 +8,12 @@ put into one Gaussian model of logarithms:
 
 `gain` has a prior in which candidates that share a choice share its effect (main effects), and every candidate has a
 small part of its own (interaction). Of many choices most change little and one changes a lot: where the data say so, a
-choice has a wider prior than the others, so that neither is taken for the other's kind. `level` is the drift of a
-shared machine over the order of trials: none, a random walk, or something smooth. How large effects are, the kind of
-drift, and the widths of drift and noise are taken from the data by maximum likelihood over a grid. So replicates,
-restarts of the baseline, sentinels and trials of other combinations all sharpen one comparison, and a machine that
-slows down does not look like a slow candidate. Each place (a machine, some devices of it) has a level of its own that
-says nothing about another's: where a study moves, rates are compared with rates of their place only.
+choice has a wider prior than the others, so that a large effect and small ones are not mistaken for each other. `level`
+is the drift of a shared machine over the order of trials: none, a random walk, or something smooth. How large effects
+are, the kind of drift, and the widths of drift and noise are taken from the data by maximum likelihood over a grid. So
+replicates, restarts of the baseline, sentinels and trials of other combinations all sharpen one comparison, and a
+machine that slows down does not look like a slow candidate. Each place (a machine, some devices of it) has a level of
+its own that says nothing about another's: where a study moves, rates are compared with rates of their place only.
 
 Source: Rasmussen and Williams, "Gaussian Processes for Machine Learning" (2006), chapters 2 and 5.
 """
@@ -49,8 +49,8 @@ class Prior:
     """Prior scales of effects, before anything is measured: standard deviations of logarithms.
 
     Attributes:
-        main_sd: Of the main effect of a choice.
-        own_sd: Of a candidate's interaction, beyond the main effects of its choices.
+        main_sd: Standard deviation of the main effect of a choice.
+        own_sd: Standard deviation of a candidate's interaction, beyond the main effects of its choices.
     """
 
     main_sd: float

@@ -45,7 +45,7 @@ class Evidence:
     """Measurements and expectations of a search, as arrays for the Gaussian model.
 
     Args:
-        starts: Starts in the order of measuring; those that do not count are left out.
+        starts: Runs in the order of measuring; runs that do not count are left out.
         realisation: Share of its bound that each strategy realised in earlier studies.
         by_category: Whether profiles, bounds and expected savings are used; else only step times.
     """

@@ -6,8 +6,8 @@ Choices interact in pairs; neighbours of an ordered parameter are alike. The exp
 factor, which is learned too. The step is the sum of the categories as they are at that configuration: an effect counts
 with the share that its category has there.
 
-A profiled start is one observation of each category, and the errors of its profile leave its step as it was measured. A
-start without a profile is one observation of a sum, about the categories that are expected there.
+A profiled run is one observation of each category, and the errors of its profile leave its step as it was measured. A
+run without a profile is one observation of a sum, about the categories that are expected there.
 
 Everything here is NumPy on whole numbers (levels of parameters, 0 being the reference's); nothing knows of strategies.
 Sources: Rasmussen and Williams, "Gaussian Processes for Machine Learning" (2006); Duvenaud et al., "Additive Gaussian
@@ -93,7 +93,7 @@ def level_kernel(num_levels: int, ranks: Floats | None) -> Floats:
     """Return the correlations of the effects of a parameter's levels; 0 for level 0, which has no effect.
 
     Args:
-        ranks: From 0 to 1, of ordered levels; None for unordered ones.
+        ranks: Ranks of ordered levels, from 0 to 1; None for unordered levels.
     """
     own = np.eye(num_levels)
     own[0, 0] = 0.0
@@ -116,7 +116,7 @@ class Prior:
         kernels: By parameter: correlations of its levels.
         acts: By parameter, level and category: whether the choice declares to act there.
         means: By parameter, level and category: logarithm of the factor if the expected savings come true.
-        most: By parameter and level: logarithm of the largest factor of the rate that its bound allows.
+        most: By parameter and level: logarithm of the largest speed-up that its bound allows.
     """
 
     kernels: Sequence[Floats]
@@ -142,12 +142,12 @@ class Measured:
     """Measured runs of configurations, in order.
 
     Attributes:
-        levels: Levels of each start.
+        levels: Levels of each run.
         log_s: Logarithm of the seconds per unit.
-        errors: Standard errors of `log_s` within the start.
+        errors: Standard errors of `log_s` within the run.
         calm: Whether the step hardly ever waits for its host.
         groups, places: Number of the group and of the place; trials of one group took turns.
-        profiles: Seconds by category, of the starts that `profiled` lists.
+        profiles: Seconds by category, of the runs that `profiled` lists.
     """
 
     levels: Ints
@@ -201,10 +201,10 @@ class _Rows:
     """Observations, each a weighted sum of the categories of one run.
 
     Attributes:
-        starts: Start of each row.
+        starts: Number of the run of each row.
         weights: Weights of the categories (second axis).
         values: Logarithms relative to the reference's.
-        noise: Covariance of measurement errors, without the noise of starts.
+        noise: Covariance of measurement errors, without the noise between runs.
     """
 
     starts: Ints
@@ -259,7 +259,7 @@ class StepModel:
         """Linearise the rows of runs without a profile, in which only the sum of the categories was measured.
 
         Args:
-            about: Linearisation points by start and category, as logarithms relative to the reference's.
+            about: Linearisation points by run and category, as logarithms relative to the reference's.
         """
         rows = slice(self.measured.profiles.size, None)
         starts = self._rows.starts[rows]

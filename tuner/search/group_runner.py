@@ -34,14 +34,14 @@ from steptune.tuner.strategies.situations import situation_of
 UNSEEN = 1.3
 """Memory assumed for a candidate that was never measured, as a multiple of the largest known peak in its group."""
 MIN_TURN_S = 3.0
-"""Maximum start-up time, in seconds, of a companion that is always worth running."""
+"""Maximum start-up time, in seconds, for which a companion trial is always worth running."""
 
 
 class GroupRunner:
     """Runner of one study's groups of trials.
 
     Args:
-        knowledge: The search's, for start times and memory peaks of candidates.
+        knowledge: Knowledge of the search, for start times and memory peaks of candidates.
         before_trials: Called before trials begin; may raise `StudyInterrupt`.
         place: Returns the current place: the machine, and its devices in use.
     """
@@ -116,7 +116,7 @@ class GroupRunner:
         """Run again, one by one, the trials that ran out of memory beside others, or were not measured because another
         trial did.
 
-        A companion is not repeated: it is of use beside its trial only.
+        A companion is not repeated: it is useful only beside its trial.
         """
         repeated = []
         for spec, result in zip(specs, results, strict=True):

@@ -68,7 +68,7 @@ class History:
 
     Attributes:
         knowledge: Results, costs and profiles by configuration.
-        starts: Every start so far, in order.
+        starts: Every run so far, in order.
         incumbent: The best measured configuration, by everything measured.
         left_s: Seconds that the search may still take.
         num_left: Trials that the search may still make.

@@ -26,7 +26,7 @@ UNKNOWN_WINDOW_ERROR = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Outcome of a suggestion: its result, and that of its companion if both took turns."""
+    """Outcome of a suggestion: its result, and the result of the companion trial that took turns with it, if any."""
 
     result: TrialResult
     companion: TrialResult | None = None

@@ -84,7 +84,7 @@ class Ledger:
         once.
 
         Args:
-            before: Only those that were begun before this trial; None takes all.
+            before: Include only trials begun before this one; None includes all.
         """
         end = math.inf if before is None else self._sequences[before.trial_id]
         taken = [result for result in self._moved if self._sequences[result.trial_id] < end]
@@ -95,7 +95,7 @@ class Ledger:
         """Return the stored results that searches requested, in order.
 
         Args:
-            before: Only what was begun before this trial; None takes all.
+            before: Include only trials begun before this one; None includes all.
         """
         end = math.inf if before is None else self._sequences[before.trial_id]
         found = (result for (_, purpose, _), result in self._found.items() if purpose in SEARCHING)

@@ -75,7 +75,7 @@ class ModelSearch:
     """Search by the Gaussian model.
 
     Args:
-        ends_below: Probability of a gain of 2 % in something else below which the search ends.
+        ends_below: Probability of a gain of 2 % by another configuration, below which the search ends.
     """
 
     def __init__(self, ends_below: float = UNLIKELY) -> None:

@@ -296,7 +296,7 @@ class ReferenceMaker:
 
         Raises:
             BaselineError: Neither the study's reference nor a candidate that needs less memory can be run.
-            BudgetError: It took longer than `longest_s`.
+            BudgetError: Making the reference took longer than `longest_s`.
         """
         if self._made:
             return

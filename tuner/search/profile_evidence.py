@@ -7,8 +7,8 @@ against the rest, shows its effect with far less noise than the length of the st
 show side effects on other categories (workers that take cores from the model); those are allowed for
 in its error, and only the measured step decides in the confirmation.
 
-Where a device waits for its host, its categories are no parts of a sum: what the kernels save, the gaps between them
-take, and the profiler slows the host. There profiles say nothing.
+Where a device waits for its host, its categories are not independent parts of a sum: time that kernels save goes to the
+gaps between them, and the profiler slows the host. Such profiles are not used.
 """
 
 from __future__ import annotations

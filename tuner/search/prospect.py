@@ -20,7 +20,7 @@ from steptune.tuner.wording import counted
 SOON_S, NUM_SAID = 60.0, 5
 """Maximum seconds of trials described together, and maximum number of proposals among them."""
 LEAST_SAID = 1.005
-"""Minimum expected speed that is reported."""
+"""Minimum expected speed that is reported, as a ratio to the best so far."""
 
 
 def prospect(designer: Designer) -> str:

@@ -79,10 +79,10 @@ class Held:
     """Bytes on one rank apart from activations.
 
     Attributes:
-        always: Kept from one step to the next.
-        at_loss: In addition, while all activations are kept.
-        after_backward: In addition, after the backward pass has freed them all.
-        at_update: In addition, while the optimizer runs.
+        always: Bytes kept from one step to the next.
+        at_loss: Additional bytes while all activations are kept.
+        after_backward: Additional bytes after the backward pass has freed all activations.
+        at_update: Additional bytes while the optimizer runs.
     """
 
     always: float
@@ -108,13 +108,13 @@ class Formats:
     """Bytes per element, by use.
 
     Attributes:
-        kept: Of a parameter, between steps.
-        computed: Of a parameter, in the compute dtype.
-        gradient: Of a gradient, as the backward pass makes it.
-        reduced: Of a gradient, as FSDP reduces it.
-        master: Of the FP32 master copy; 0 where the parameter itself is updated.
-        states: Of the optimizer's states together.
-        copies: Of the 16-bit copy that autocast keeps.
+        kept: Bytes of a parameter element between steps.
+        computed: Bytes of a parameter element in the compute dtype.
+        gradient: Bytes of a gradient element, as the backward pass makes it.
+        reduced: Bytes of a gradient element, as FSDP reduces it.
+        master: Bytes of an element of the FP32 master copy; 0 where the parameter itself is updated.
+        states: Bytes of all optimizer states of an element together.
+        copies: Bytes of an element of the 16-bit copy that autocast keeps.
     """
 
     kept: float

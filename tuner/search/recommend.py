@@ -102,8 +102,8 @@ def recommend(
 
     Args:
         log_rates: Log rates of a candidate, as the objective counts them or as they were measured.
-        no_time_for: What the confirmation left out for lack of time.
-        confirming: Results of the confirmation, of all that it compared.
+        no_time_for: Parts that the confirmation left out for lack of time.
+        confirming: Results of the confirmation for all candidates that it compared.
         contributions: Contributions of the recommended candidate's parts, by strategy, where they were measured.
     """
     assert study.facts is not None

@@ -52,7 +52,7 @@ class SearchRun:
 
         Raises:
             BaselineError: The configuration that gains are measured against could not be measured.
-            RunnerError: Its environment ended every attempt; elsewhere or later it may succeed.
+            RunnerError: The environment ended every attempt to measure it; elsewhere or later an attempt may succeed.
         """
         designer = self._designer
         while (suggestion := designer.suggest()) is not None:

@@ -1,7 +1,7 @@
 """Searches by name: the values of `--search`.
 
-A search of another package joins by an entry point of the group `steptune.searches`, whose name is the search's and
-which loads a callable without arguments that makes one (see `Search` in `history.py`).
+Another package adds a search by an entry point of the group `steptune.searches`: it has the name of the search, and
+loads a callable without arguments that makes one (see `Search` in `history.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def check_search(name: str) -> None:
     """Refuse the name of a search that does not exist.
 
     Raises:
-        ChoiceError: Names the searches that exist.
+        ChoiceError: The name is unknown; the message lists the searches that exist.
     """
     if name not in search_names():
         raise ChoiceError(no_such("search", name, search_names()))

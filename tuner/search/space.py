@@ -224,7 +224,8 @@ def check_names(only: Iterable[str], skip: Iterable[str], strategies: Sequence[S
         strategies: Strategies of the study; None while its workload, which may have knobs, is not known.
 
     Raises:
-        ChoiceError: Names the unknown one and those that exist, or the contradiction.
+        ChoiceError: A name is unknown, or is both to be tried and to be skipped; the message lists the names that
+            exist.
     """
     both = sorted(set(only) & set(skip))
     if both:

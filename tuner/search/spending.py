@@ -46,11 +46,11 @@ class Look:
 
 @functools.lru_cache(65_536)
 def looks(first: int, planned: int, alpha: float, count: int) -> dict[int, Look]:
-    """Return the levels by number of blocks, from the first look to the one after `count` blocks.
+    """Return the levels by number of blocks, from the first look at the data to the one after `count` blocks.
 
     Args:
-        first: Blocks at the first look.
-        planned: Blocks at the last one.
+        first: Number of blocks at the first look at the data.
+        planned: Number of blocks at the last look.
         alpha: Two-sided error probability of the whole.
     """
     found: dict[int, Look] = {}

@@ -208,8 +208,8 @@ class Strategy(ABC):
         usual_realisation: Share of its bound that a choice usually realises, before any was measured; orders trials.
         needs_workload: Reason why no choice can be applied in a training script's own loop; empty where `outside` says
             how.
-        exchange_realisation: Usual share for a choice that replaces another one of the incumbent. None takes halfway
-            from the usual share to 1, since one choice may finish what another began.
+        exchange_realisation: Usual share for a choice that replaces another one of the incumbent. None means halfway
+            between the usual share and 1, because one choice may finish what another began.
     """
 
     setting: ClassVar[type[Setting]]
@@ -333,7 +333,7 @@ class Strategy(ABC):
         """Refuse parameters and values that the strategy does not have.
 
         Raises:
-            ChoiceError: Names the unknown parameter or value, and those that exist.
+            ChoiceError: A parameter or value is unknown; the message lists those that exist.
         """
         for name, value in choice.items():
             if name not in self.defaults:

@@ -75,7 +75,7 @@ def _unregistered(strategies: Sequence[Strategy]) -> Iterator[Strategy]:
 def strategies_of(choices: Choices) -> tuple[Strategy, ...]:
     """Return the strategies and knobs of complete choices, in the order in which they change a plan.
 
-    A strategy that the choices do not name is left out: its package may be installed here only.
+    A strategy that the choices do not name is left out: its package may be installed only here.
 
     Raises:
         ChoiceError: A strategy that this installation does not have: a trial would silently go without it.

@@ -1,6 +1,7 @@
 """Cures for a step's bottlenecks: findings advise them, and strategies carry them out.
 
-A strategy lists its own in `cures`; `diagnosis` finds the strategies of an advice by them, and names none.
+A strategy lists its own in `cures`; `diagnosis` finds the strategies for an advice by their cures, and names none
+itself.
 """
 
 from __future__ import annotations

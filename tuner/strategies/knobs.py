@@ -3,8 +3,8 @@
 They are not in `STRATEGIES`, because each workload defines its own (`workloads/knobs.py`). The effect of a knob is
 unknown, so it may touch any category, and its bound is the whole step.
 
-Numerics: `rounding` of a knob that the user calls the same training: a sum in other pieces rounds otherwise, and the
-guard holds it to that. `recipe` of the others.
+Numerics: `rounding` for a knob that the user declares to keep the training the same: a sum that is split differently
+rounds differently, and the guard refuses larger changes. `recipe` for all other knobs.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def strategy_named(name: str, strategies: Sequence[Strategy] = STRATEGIES) -> St
     """Return the strategy of this name.
 
     Raises:
-        ChoiceError: There is none; names those that exist.
+        ChoiceError: No strategy has this name; the message lists those that exist.
     """
     for strategy in strategies:
         if strategy.name == name:

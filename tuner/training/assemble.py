@@ -52,8 +52,8 @@ def assemble(
     Args:
         make_model: Replaces `workload.model`, to start from a saved state.
         make_dataset: Replaces `workload.dataset`, to observe it.
-        batch_sampler: Replaces the workload's own sampling of a map-style dataset. Where the plan has other
-            batches, the loader has one of the same samples in its place.
+        batch_sampler: Replaces the workload's own sampling of a map-style dataset. Where the plan regroups batches, the
+            loader uses a sampler of the same samples in its place.
         worker_init: Runs in every loader worker before the workload's own `worker_init`.
     """
     # One rank has nobody to share or to reduce with, whatever several would.

@@ -1,11 +1,11 @@
 """Conversion of attention blocks to sequence-first layout, in which `nn.MultiheadAttention` computes.
 
-The module works on (tokens, batch, width). Given (batch, tokens, width) with `batch_first=True` it transposes what
-goes in and what comes out, and its products then copy what is not contiguous: in every block. Here the first block of
-a stack gets transposed input, the last one's output is transposed back, and all between stay in the module's order.
+The module works on (tokens, batch, width). Given (batch, tokens, width) with `batch_first=True` it transposes its input
+and its output, and its matmuls then copy non-contiguous tensors, in every block. Here the first block of a stack gets
+transposed input, the last one's output is transposed back, and all between stay in the module's order.
 
-That is the same computation where all other parts of a block treat every position alike, which is known of torch's
-own modules listed here only: of parts with a meaning per sample (stochastic depth, pooling) it is not.
+That is the same computation where all other parts of a block treat every position alike. This is known only of torch's
+modules that are listed here, and is wrong for parts that act per sample (stochastic depth, pooling).
 
 Source: pycls, vit.py (sequence-first layout), https://github.com/facebookresearch/pycls
 """

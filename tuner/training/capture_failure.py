@@ -1,8 +1,8 @@
 """Diagnosis of a step that cannot be recorded as a CUDA graph: the operator, the line of the model, and the reason.
 
 A step that waits for the device is found before anything is recorded, while it warms up: torch then raises at the
-operator that waits (`torch.cuda.set_sync_debug_mode`). What else cannot be recorded fails while it is; the device of
-the process may be of no use afterwards.
+operator that waits (`torch.cuda.set_sync_debug_mode`). Any other operation that cannot be recorded fails during the
+recording, after which the process may be unable to use its device.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def explained(error: BaseException, operator: str = "") -> CaptureError:
     """Return the error that explains to the user why a step cannot be recorded.
 
     Args:
-        error: What was raised where it happened, with its traceback.
+        error: Original exception, with its traceback.
         operator: Operator that ran last; empty where unknown.
     """
     line = model_line(traceback.extract_tb(error.__traceback__))

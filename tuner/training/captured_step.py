@@ -4,13 +4,13 @@ Mechanism: forward, backward and the scale of the gradients are one graph; clipp
 rounding are another, so that a check of a training can inspect the gradients in between. Both run over static
 tensors: every batch is copied into the one that was recorded, learning rates are filled into tensors. Gradients are
 written, not accumulated, so nothing is zeroed. A step that the loss scaler skips is skipped on the device and counted
-there; the count is read when somebody asks. Random numbers come from the device's generator, which a graph advances.
+there; the count is read on demand. Random numbers come from the device's generator, which a graph advances.
 
 Recording needs steps that warm up libraries and create the optimizer's state. They are run on the first batch and
-undone, so that the first step of a training is a replay like all others. A change of what a graph cannot follow
-(training mode, shapes) is recorded again, within limits. So is one of the optimizer's options, which the update reads
-on the host, where that is seldom; where it is often, as with most schedulers and an update that cannot read a tensor,
-the host launches the update, and the gradients alone are replayed.
+undone, so that the first step of a training is a replay like all others. After a change that a graph cannot follow
+(training mode, shapes) the step is recorded again, within limits; also after a rare change of the optimizer's options
+that the update reads on the host. Where these change often, as with most schedulers and an update that cannot read a
+tensor, the host launches the update, and only the graph of the gradients is replayed.
 
 Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs ("Whole-network capture")
 """
@@ -63,10 +63,10 @@ class CapturedStep(HostStep):
 
     Attributes:
         num_replays: Number of replayed steps so far.
-        num_recordings: How often the step was recorded.
+        num_recordings: Number of recordings of the step so far.
         record_ns: Time spent recording, in nanoseconds.
         host_options: Options of the optimizer that change too often to be recorded, so that the host launches the
-            update; empty where that is recorded too.
+            update; empty where the update is recorded too.
     """
 
     # A graph would hold casts of weights that the cache made before it was recorded.

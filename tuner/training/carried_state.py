@@ -2,8 +2,9 @@
 
 A graph follows a buffer that is changed in place on the device. It does not follow an attribute that Python sets anew:
 a replay runs no Python, so every step would see what the recorded one saw. What is set in every step but read in the
-same step only (a loss that a layer leaves for the training loop, a weight that a hook computes) is no such state. The
-steps that warm up tell: in the last of them, what the step before left is a tensor that knows when it is read.
+same step only (a loss that a layer leaves for the training loop, a weight that a hook computes) is no such state.
+Warm-up steps show the difference: in the last one, the tensors that the step before left are replaced by copies that
+report when they are read.
 """
 
 from __future__ import annotations

@@ -2,12 +2,13 @@
 
 Weights and buffers are cast in place, so tied weights stay tied; weights that are not trained are cast too. At O2
 normalisation layers, their statistics and mixture-of-experts routers keep FP32 weights and compute in FP32; hooks
-cast what goes in and out of them. The whole model takes inputs in any floating-point format and returns FP32, and
-its `state_dict` is in FP32, as apex had it.
+cast what goes in and out of them. The whole model takes inputs in any floating-point format and returns FP32, and its
+`state_dict` is in FP32, as in apex.
 
 A normalisation layer is one of torch's, frozen ones and subclasses included; or a module whose class, or a base of it,
-is named so (`LlamaRMSNorm`, `FrozenBatchNorm2d`, `RMSNormGated`) and that does not only hold others. Where more follows
-in the name than the number of dimensions, it must hold vectors only: `LayerNormLinear` is more than a norm.
+is named so (`LlamaRMSNorm`, `FrozenBatchNorm2d`, `RMSNormGated`) and that does not only hold others. Where the name
+continues beyond the number of dimensions, all of the module's weights must be vectors: `LayerNormLinear` is more than a
+norm.
 
 Complex numbers have no 16-bit form: such weights and buffers stay as they are, and a module that has complex weights
 of its own and no modules with weights inside computes in FP32 at O3 too.

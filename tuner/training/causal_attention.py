@@ -2,8 +2,8 @@
 switch.
 
 The library computes no mask for an attention implementation that has none registered; such an implementation then
-passes `is_causal`. A call that says more than plain sequences, as one with padding does, is computed as before, with
-masks: such a batch may come late, or from an evaluation.
+passes `is_causal`. A call with more than plain sequences, such as one with padding, is computed as before, with masks:
+such a batch may come late, or from an evaluation.
 """
 
 from __future__ import annotations

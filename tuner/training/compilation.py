@@ -38,7 +38,7 @@ def compile_in_place(module: torch.nn.Module, mode: str, dynamic: bool | None) -
 
     TorchDynamo begins no graph in a frame of torch's own code, so `module.compile()` alone does nothing
     for an `nn.Sequential` of torch's own layers or an `nn.TransformerEncoderLayer`: their forward pass
-    gets a frame of ours.
+    gets a frame of Steptune's.
     """
     watch_compilation()
     forward = module.forward

@@ -1,7 +1,7 @@
 """Encodings of tensors in fewer bytes: two lossless ones for ReLU outputs, two lossy ones for any tensor.
 
-A form keeps the order of the elements in memory, so that what is decoded has the strides of what was encoded and the
-same kernels run on it. Shapes: `n` elements, `b` blocks.
+An encoding keeps the order of the elements in memory, so that a decoded tensor has the strides of the encoded one and
+the same kernels run on it. Shapes: `n` elements, `b` blocks.
 
 Sources: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training" (ISCA 2018): Binarize, sparse
 storage, delayed precision reduction; Chen et al., "ActNN" (2021), arXiv 2104.14129: a scale for each block.

@@ -2,7 +2,7 @@
 
 PyTorch hands no index of an epoch to its workers before the epoch begins, so that they are idle at every end of one and
 the model waits for the first batches of the next. Here the workers never see an end. Once the indices of an epoch are
-handed out, a copy of the sampler draws those of the next, in generators that are put aside: the sampler itself and the
+handed out, a copy of the sampler draws those of the next, with separate generator states: the sampler itself and the
 process's generators stay as they are. When the loop begins that epoch, the sampler draws as it would without this, and
 what was handed out ahead counts only where it is the same. Else it is thrown away and the epoch begins as PyTorch
 begins it. So samples and their order are those of the loader in every case: a guess that fails costs time, nothing
@@ -39,7 +39,7 @@ class EpochsAhead:
 
     Args:
         loader: Loader with persistent workers over a map-style dataset; it is never iterated itself.
-        options: Arguments with which it was made, beside dataset and sampling.
+        options: Arguments of that loader other than dataset and sampling.
 
     Attributes:
         epochs_ahead: True; distinguishes it from other loaders.
@@ -78,7 +78,7 @@ class _Epoch:
     Attributes:
         guessed: Batches that were drawn by a guess.
         asked: Number of batches that workers were asked for.
-        given: Number of those that the training loop has received.
+        given: Number of batches that the training loop has received.
         disturbed: Loading failed, or was interrupted: the next epoch begins anew.
     """
 
@@ -135,7 +135,7 @@ class _Feed:
 
     Args:
         sampler: The loader's batch sampler.
-        dataset: Not copied with it.
+        dataset: Dataset, which is not copied with the sampler.
     """
 
     def __init__(self, sampler: Any, dataset: Any) -> None:

@@ -2,9 +2,9 @@
 
 Two kinds of models have it: those of transformers, which have `set_experts_implementation` and their own names for the
 implementations, and modules with the attributes `expert_implementations` (names) and `expert_implementation` (the
-one in use, which may be set). Of the latter some let their experts run on other ranks: they have `experts`, a module
-whose parameters all have the experts first, and `exchange`, which may be set to what runs the slots (experts, tokens,
-width) of all of them.
+one in use, which may be set). Some modules of the second kind let their experts run on other ranks: they have
+`experts`, a module whose parameters all have the experts as first dimension, and `exchange`, which may be set to a
+function that runs the slots (experts, tokens, width) of all experts.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class FlatParameters(ParameterLayout):
         return self._join(state)
 
     def _split(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Convert the state of the optimizer over buffers to that of the user's own optimizer over parameters."""
+        """Convert the state of the optimizer over buffers to the state of the user's own optimizer over parameters."""
         numbers = self._numbers()
         state: dict[int, dict[str, Any]] = {}
         for number, buffer in enumerate(self._buffers()):

@@ -13,7 +13,7 @@ from typing import Any
 
 def fp32_products() -> str:
     """Return the precision of FP32 matmuls, by its name in `torch.set_float32_matmul_precision`; if operators differ,
-    that of CUDA matmuls.
+    the precision of CUDA matmuls.
     """
     import torch
 

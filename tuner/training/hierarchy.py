@@ -3,7 +3,7 @@
     reduce-scatter inside the host --> all-reduce of each part between hosts --> all-gather inside the host
 
 Between hosts a rank sends its part only, all ranks of a host at once, so that a byte crosses the slow network about
-once for each host. A compression, where there is one, is used there only. Buckets follow one another beside the
+once for each host. Compression, if any, is used only between hosts. Buckets follow one another beside the
 backward pass (`Lane`).
 
 Source: Jia et al. (2018), arXiv 1807.11205

@@ -4,8 +4,8 @@ For FSDP a module that keeps FP32 while its block gathers 16-bit weights is a un
 its own. Left out, its gradients are averaged after the backward pass, those of all such modules together in one
 all-reduce; every rank updates them alike.
 
-An optimizer cannot mix parts (DTensors) with plain tensors in one multi-tensor operation, nor can clipping: it is given
-a replicated DTensor in place of each such parameter, over the same memory.
+An optimizer cannot mix parts (DTensors) with plain tensors in one multi-tensor operation, nor can clipping: both get a
+replicated DTensor in place of each such parameter, over the same memory.
 
 Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html (`ignored_params`)
 """

@@ -36,7 +36,7 @@ class TrainingJob:
         scaler: Loss scaler, or None.
         layout: Placement of parameters and states on ranks and in memory.
         hooks: Techniques that take part in a step, in the order of an update.
-        runner: How a step is run.
+        runner: Runner of the job's steps.
         formats: Observed dtypes of the job's matmuls.
         on_gradients: Called with the gradients after unscaling and before clipping, or None.
     """

@@ -41,7 +41,7 @@ class LocalSgd(StepHook):
 
     Attributes:
         every: Steps from one average to the next.
-        warm_up_steps: Ordinary steps before that.
+        warm_up_steps: Ordinary steps before ranks step alone.
         inside: Whether gradients are averaged inside every host in every step.
         num_steps: Updates so far.
         num_averages: Averages of models so far in this job.

@@ -51,7 +51,7 @@ class MasterWeights(StepHook):
         """Refuse an optimizer that holds the 16-bit parameters of the model instead of the masters.
 
         Raises:
-            WorkloadRejectedError: It was not built from what `Workload.optimizer` is given.
+            WorkloadRejectedError: The optimizer was not built from the parameters that `Workload.optimizer` gets.
         """
         sixteen_bit = {id(parameter) for parameter, _ in self._pairs}
         held = [p for group in optimizer.param_groups for p in group["params"] if id(p) in sixteen_bit]

@@ -24,7 +24,7 @@ def split_batch(workload: Workload, batch: Any, count: int) -> tuple[list[Any], 
     """Cut a batch into micro-batches along the first dimension.
 
     Returns:
-        `count` pieces, and their weights: each piece's share of the batch's samples or tokens, so
+        `count` micro-batches, and their weights: the share of each in the batch's samples or tokens, so
         that the weighted sum of mean losses is the mean over the whole.
 
     Raises:

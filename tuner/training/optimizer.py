@@ -27,7 +27,7 @@ class BuiltOptimizer:
 
     Attributes:
         flat: The buffers that it runs over, or None.
-        user_flags: How each group would run without the plan; checkpoints have these.
+        user_flags: Implementation flags of each group without the plan, which checkpoints contain.
         names: The user's names of the parameters, in the order of the user's optimizer.
         user_rates: Learning rate of each group without the plan's factor; None where a group has none.
     """

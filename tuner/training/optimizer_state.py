@@ -1,7 +1,7 @@
 """Checkpoints of an optimizer that load under any implementation of its update.
 
-A state dict of torch has the flags of the implementation among the options of its groups, and where a step count lies
-follows from them. Loaded as it is, it would turn an optimizer into the one that it was saved from.
+A state dict of torch has the flags of the implementation among the options of its groups, and they determine the device
+of a step count. Loaded as it is, it would turn an optimizer into the one that it was saved from.
 """
 
 from __future__ import annotations

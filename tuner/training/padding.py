@@ -1,9 +1,8 @@
 """Linear layers computed at padded sizes.
 
-Tensor cores read aligned groups of 16-bit numbers: a product whose rows have an odd length runs on slower kernels, or
-on a copy that the library makes. A padded layer computes with zeros up to the next multiple and gives back the part
-that was asked for, so that nothing after it sees the padding: a loss is of the user's vocabulary, and zeros enter no
-sum.
+Tensor cores read aligned groups of 16-bit numbers: a matmul whose rows have an odd length runs on slower kernels, or
+on a copy that the library makes. A padded layer computes with zeros up to the next multiple and returns the part that
+was asked for, so that nothing after it sees the padding: a loss is of the user's vocabulary, and zeros enter no sum.
 
 The parameters stay as they are, in shape, name and number: they are padded anew in every forward pass (one copy of
 the weight), so that checkpoints, optimizers and tied embeddings notice nothing. Looking up an embedding gains nothing

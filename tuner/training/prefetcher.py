@@ -1,7 +1,7 @@
 """Loader that is one batch ahead: the next batch is copied to the device while the current one is computed.
 
-The copy runs on a stream of its own. What computes waits for the copy by an event, and the caching allocator is
-told that both streams use the batch (`record_stream`), so that its memory is not given away while either still does.
+The copy runs on a stream of its own. Computation waits for the copy by an event, and the caching allocator is
+told that both streams use the batch (`record_stream`), so that its memory is not reused while either still uses it.
 A copy is asynchronous only from page-locked memory.
 
 Source: https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html ,
@@ -79,7 +79,7 @@ class PrefetchingLoader:
 
     Args:
         loader: Any iterable.
-        move: Takes a batch as the loader gives it and launches its copy; returns the batch on the device.
+        move: Function that takes a batch from the loader, launches its copy, and returns the batch on the device.
     """
 
     def __init__(self, loader: Any, move: Callable[[Any], Any], stream: CopyStream) -> None:

@@ -28,7 +28,7 @@ def merge(batches: Iterable[Sequence[int]], factor: int, *, keep_rest: bool) -> 
     """Merge each `factor` consecutive batches into one.
 
     Args:
-        keep_rest: Whether too few last batches make a smaller one; else they are left out.
+        keep_rest: Whether the last batches, if fewer than `factor`, form a smaller one; else they are left out.
     """
     source = iter(batches)
     while group := list(islice(source, factor)):

@@ -1,7 +1,8 @@
 """ReLU and max pooling that keep only what their backward pass needs: one bit per element, or one byte per window.
 
 Autograd keeps a ReLU's output, of which only the sign is needed, and a pooling's input (needed for its shape) and
-64-bit indices, of which only the place within the window is needed. Bit for bit the gradients of torch's own.
+64-bit indices, of which only the place within the window is needed. The gradients are bit for bit those of torch's own
+modules.
 
 Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training" (ISCA 2018), "Binarize"
 """

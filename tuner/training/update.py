@@ -51,7 +51,7 @@ def build_update(
 
     Raises:
         WorkloadRejectedError: No parameter is trained; the optimizer's or scheduler's step needs arguments.
-        UnsupportedError: The user's optimizer or scheduler cannot be run as the plan has it.
+        UnsupportedError: The user's optimizer or scheduler cannot be run as the plan requires.
     """
     from torch.nn.parallel import DistributedDataParallel
 

@@ -42,7 +42,7 @@ class WideReduction:
 def is_needed(num_ranks: int, dtype: str) -> bool:
     """Say whether an average of 16-bit gradients depends on the dtype in which it is summed.
 
-    Halves of two numbers are exact in bfloat16, which has the range of FP32, and in float16 not where they are tiny.
+    Halves of two numbers are exact in bfloat16, which has the range of FP32, but not in float16 where they are tiny.
     """
     return num_ranks > 2 or dtype == "float16"
 

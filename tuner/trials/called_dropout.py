@@ -18,8 +18,8 @@ class CalledDropout(TorchFunctionMode):
     """Observer of every direct call of `dropout` while active. A call is named by its position among the calls of its
     module.
 
-    Positions are distinguished because a batch in parts, or a forward pass that is partly recomputed,
-    makes some calls weigh more than others. Compiled code is one class of modes, and is left alone.
+    Positions are distinguished because a batch split into micro-batches, or a forward pass that is partly recomputed,
+    makes some calls weigh more than others. Calls in code that is being compiled are left alone.
     """
 
     def __init__(self, model: torch.nn.Module, look: Look) -> None:

@@ -133,9 +133,3 @@ class Coordinator:
         if line is None:
             raise EOFError("the trial server closed the channel")
         return bytes(line)
-
-    def leave(self) -> None:
-        if self.group is not None:
-            import torch.distributed as dist
-
-            dist.destroy_process_group()

@@ -3,7 +3,7 @@
 A window is void if the device was slowed down by heat, by the hardware's own protection or power brake, or by another
 power limit than in the trial's first window, or if it was shared with others. Effects of the work itself do not void
 it: a device at its power limit (`power cap`) lowers its clock as it does in any long training, and a candidate that
-draws more power is rightly the slower for it.
+draws more power is rightly slower.
 
 Source: https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html
 """

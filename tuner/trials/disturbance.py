@@ -44,9 +44,9 @@ SEEDS_OF_A_RANK = 2**16
 class Disturbance:
     """Source of relative noise of one unit roundoff, with a separate random generator.
 
-    A tensor of a finer format gets noise that is uniform within the unit roundoff. In a format whose own it is, a part
-    of a unit roundoff would mostly be rounded away again: there an element moves to one of its two neighbours, or not,
-    with the probabilities that make its mean stay and its mean distance one unit roundoff.
+    A tensor of a finer format gets noise that is uniform within the unit roundoff. In a format with exactly this unit
+    roundoff, a part of one would mostly be rounded away again: there an element moves to one of its two neighbours, or
+    not, with the probabilities that make its mean stay and its mean distance one unit roundoff.
 
     The same seed disturbs in the same way, and the global generator (dropout, augmentation) is not touched.
     """
@@ -203,8 +203,8 @@ def of_bias_corrections(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 def _condition(betas: tuple[Any, Any], step: int) -> float:
-    """Return the ratio of the update's relative error to that of beta ** step. The update scales with sqrt(1 - beta2 **
-    step) / (1 - beta1 ** step).
+    """Return the ratio of the update's relative error to the relative error of beta ** step. The update scales with
+    sqrt(1 - beta2 ** step) / (1 - beta1 ** step).
     """
     first, second = (float(beta) ** step / (1 - float(beta) ** step) for beta in betas)
     return first + second / 2

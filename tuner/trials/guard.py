@@ -12,7 +12,7 @@ same step function that is measured:
    step every module's output is computed once more in FP32, from the inputs that it had (`trials/output_watch.py`).
 3. *Draws*, with them on, for models that have any: steps from the initial parameters, on one batch. Other back ends
    draw other masks, so what is compared is how masks scatter gradients (`guard/masks.py`) and what modules set to zero
-   (`guard/mask_rates.py`). On several ranks, where not every candidate can be set back, and on devices whose limits
+   (`guard/mask_rates.py`). On several ranks, where not every candidate can be reset, and on devices whose limits
    were not measured, a *curve* of steps that run on: its mean loss is compared as well, against the spread of reference
    runs over seeds and what rounding does to it.
 4. *Horizon*, for lossy candidates: no pointwise check; the loss over a longer stretch must have

@@ -1,7 +1,7 @@
 """Batches of the guard, regrouped in the way in which a candidate regroups its own.
 
 A candidate with other batches trains, in the guard too, on the very samples of the reference: the stored batches are
-made of the first ones of the fixed order, and regrouped here as the plan says.
+the first ones of the fixed order, and are regrouped here as the plan says.
 """
 
 from __future__ import annotations

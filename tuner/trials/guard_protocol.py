@@ -110,8 +110,8 @@ def run_audits(
     restart: Callable[[], None],
     watch: GradientWatch | None,
 ) -> None:
-    """Run steps that each begin from the initial parameters. Their batches follow those of the pointwise part and the
-    curve, whatever the length of the horizon.
+    """Run steps that each begin from the initial parameters. Their batches follow the batches of the pointwise part and
+    the curve, whatever the length of the horizon.
     """
     import torch
 
@@ -154,8 +154,8 @@ class WatchedSteps:
 
     Attributes:
         losses: Loss of each step.
-        norms: Gradient norm of each step; that of the last update for a step defined by the workload with several
-            updates.
+        norms: Gradient norm of each step; for a step defined by the workload with several updates, the norm at the last
+            update.
     """
 
     def __init__(self, job: TrainingJob, randomness: str, *, uncompiled: bool) -> None:
@@ -243,8 +243,8 @@ def randomness_off(model: torch.nn.Module, randomness: str) -> Iterator[None]:
     """Turn dropout and similar randomness off while active, if that is what makes the model random.
 
     All modules but those with running statistics go to evaluation mode, which functional dropout
-    (`training=self.training`) obeys too. Recurrent modules stay in training mode, without which cuDNN has no backward,
-    and lose their dropout.
+    (`training=self.training`) obeys too. Recurrent modules stay in training mode, because cuDNN has no backward pass
+    without it, and their dropout is set to 0.
     """
     if randomness != "switchable":
         yield

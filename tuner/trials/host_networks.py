@@ -1,7 +1,8 @@
 """Networks of emulated hosts, and the entry of ranks into them.
 
-A rank does so before it joins any process group: the threads that send and receive are made then, and a thread is in
-the network of the one that made it. Ranks meet through a file, which all hosts of a machine have in common.
+A rank enters its network before it joins any process group: the threads that send and receive are created then, and a
+thread is in the network of the thread that created it. Ranks meet through a file, which all hosts of a machine have in
+common.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 trials.
 
 What a workload's file imports at its top is known without running it; what its model imports when it is
-built (transformers loads its classes on demand, which takes seconds) is seen when it is looked at. Only
+built (transformers loads its classes on demand, which takes seconds) is seen during its inspection. Only
 what was imported before a device was touched is noted: a server that had touched one could not fork.
 """
 

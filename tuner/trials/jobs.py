@@ -1,4 +1,4 @@
-"""Jobs that a parent runs under its trial servers, and the way each of them ended."""
+"""Jobs that a parent runs under its trial servers, and how each job ended."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import selectors
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -131,6 +132,8 @@ class JobBoard:
 
     def __init__(self, watch: Watch | None = None, check: Callable[[], None] = lambda: None) -> None:
         self._watch = watch
+        self._readers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quota")
+        self._reading: tuple[list[Job], Future[Failure | None]] | None = None
         self._check = check
         self._selector = selectors.DefaultSelector()
         self._jobs: dict[str, Job] = {}
@@ -215,15 +218,25 @@ class JobBoard:
     def _look_at_quota(self) -> None:
         """End every running job when the trials together exceed their quota, because it is unknown which one uses too
         much.
+
+        A thread reads what they use: beside hundreds of processes that never sleep it takes minutes, in which deadlines
+        still hold.
         """
-        running = [job for job in self.running() if not job.killed] if self._watch else []
-        if not self._watch or not running:
+        running = [job for job in self.running() if not job.killed]
+        if self._reading is None:
+            if self._watch and running:
+                self._reading = running, self._readers.submit(self._watch.exceeded, running[0].phase)
             return
-        failure = self._watch.exceeded(running[0].phase)
-        for job in running if failure else []:
-            assert failure is not None
-            self._fail(job, msgspec.structs.replace(failure, phase=job.phase))
-            self.kill(job)
+        jobs, reading = self._reading
+        if not reading.done():
+            return
+        self._reading = None
+        failure = reading.result()
+        for job in jobs if failure else []:
+            if not job.ended and not job.killed:
+                assert failure is not None
+                self._fail(job, msgspec.structs.replace(failure, phase=job.phase))
+                self.kill(job)
 
     def _pump(self, timeout_s: float) -> None:
         for key, _ in self._selector.select(timeout_s):

@@ -141,7 +141,7 @@ def median_and_least(rows: Sequence[Sequence[int]], groups: Sequence[tuple[int, 
     that arrives last, and the slowest group's time is used.
 
     Args:
-        rows: By rank, the nanoseconds of each repeat.
+        rows: Nanoseconds of each repeat, by rank.
     """
     slowest = [max(min(repeat[rank] for rank in ranks) for ranks in groups) for repeat in zip(*rows, strict=True)]
     return max(1, round(statistics.median(slowest))), max(1, min(slowest))

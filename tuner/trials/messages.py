@@ -1,7 +1,7 @@
 """Messages between the parent, the trial server and the ranks.
 
-MessagePack, each message after its length: unlike JSON it carries infinities and NaN, which a
-rejected candidate's losses are made of.
+MessagePack, each message after its length: unlike JSON it carries infinities and NaN, which the losses of a rejected
+candidate may contain.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class Sandbox:
             parent and end the server.
         environment: Environment of the server; None for the parent's whole environment.
         temporary: Directory for temporary files inside the sandbox, where the host's is not visible.
-        own_pids: The server lives in a process namespace of its own, and does not see its parent.
+        own_pids: Whether the server lives in a process namespace of its own, and does not see its parent.
         headers: Directory of torch.compile's precompiled headers that are not shared with others.
         uid: User of the study's servers alone; None for the parent's.
         as_user: Command prefix that runs a command as that user, who alone may read all of its files and processes.

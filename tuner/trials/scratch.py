@@ -2,14 +2,14 @@
 
 Processes that are killed cannot remove their temporary files (Python's loader workers leave a
 directory with a socket each), and killing is how trials end here. So they get a directory of their
-own as TMPDIR, which is removed as a whole: by the server when it ends, by the parent when the server
-could not, and where both were killed by the next start of any study.
+own as TMPDIR, which is removed as a whole: by the server when it ends, by the parent when the server could not, and,
+where both were killed, by the next start of any study.
 
 Segments of shared memory cannot be put there: a process that is killed while it sends a batch leaves the segment's name
 behind, with its own id in it. So every process under the server notes its id in the directory, and what the noted ones
 left goes with it.
 
-A directory is in use as long as anybody holds the lock on the file in it. The lock belongs to the
+A directory is in use as long as a process holds the lock on the file in it. The lock belongs to the
 open file, which the server and its forked ranks inherit: it is free when the last of them is gone.
 """
 

@@ -53,6 +53,7 @@ from steptune.tuner.trials.processes import (
     kill_session,
     kill_tree,
     oom_kills,
+    others_stopped,
     prefer_for_oom_kill,
     redirect_output,
 )
@@ -341,10 +342,11 @@ class TrialServer:
 
     def _kill(self, name: str) -> None:
         job = self._jobs.get(name)
-        for rank in job.alive if job else []:
-            rank.killed = True
-            kill_tree(rank.pid)
-            kill_session(rank.pid)
+        with others_stopped() if self._alone else contextlib.nullcontext():
+            for rank in job.alive if job else []:
+                rank.killed = True
+                kill_tree(rank.pid)
+                kill_session(rank.pid)
 
     def _reap_orphans(self) -> None:
         tracked = {rank.pid for job in self._jobs.values() for rank in job.ranks}

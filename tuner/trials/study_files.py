@@ -10,7 +10,7 @@ gradients.tensors       its gradients, and what rounding does to each
 compile_cache/          torch.compile's caches
 compiler_headers/       its precompiled headers, where a sandbox keeps them apart from those of others
 trials/<id>/            a trial's trace
-imports.json            modules that the workload imported when it was looked at
+imports.json            modules that the workload imported during its inspection
 logs/                   what user code printed
 """
 
@@ -89,19 +89,21 @@ class StudyFiles:
         return self.trial_directory(trial_id) / f"rank{rank}.trace.json"
 
     def timelines(self, trial_id: str) -> Path:
-        """Return the path of the devices' activity in the profiled steps, as reduced for a figure: a list of
+        """Return the path of the file with the devices' activity in the profiled steps, reduced for a figure: a list of
         `Timeline`.
         """
         return self.trial_directory(trial_id) / "timelines.json"
 
     def analysis(self, trial_id: str) -> Path:
-        """Return the path of the analysis of the ranks' profiles, but without timelines and lanes: a
+        """Return the path of the file with the analysis of the ranks' profiles, without timelines and lanes: a
         `TraceAnalysis`.
         """
         return self.trial_directory(trial_id) / "analysis.json"
 
     def lanes(self, trial_id: str) -> Path:
-        """Return the path of a list of `Lane`: all events in the profiled steps, by device, stream and thread."""
+        """Return the path of the file with all events in the profiled steps, by device, stream and thread: a list of
+        `Lane`.
+        """
         return self.trial_directory(trial_id) / "lanes.json"
 
     def order(self, rank: int, num_ranks: int) -> EndlessBatches | None:

@@ -34,10 +34,10 @@ class Quota:
     """Limits of one study's trials together, and of all studies of one submitter on a machine.
 
     Attributes:
-        disk_bytes: Size of all files in the study's directory.
-        num_files: Number of these files.
-        memory_bytes: Memory of all processes, with shared memory and files in memory.
-        memory_reserve_bytes: Memory that must stay available on the machine.
+        disk_bytes: Maximum size of all files in the study's directory.
+        num_files: Maximum number of these files.
+        memory_bytes: Maximum memory of all processes, with shared memory and files in memory.
+        memory_reserve_bytes: Minimum memory that must stay available on the machine.
     """
 
     disk_bytes: int

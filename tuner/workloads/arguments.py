@@ -28,7 +28,7 @@ class Parameters:
 
     Attributes:
         annotations: Annotations by name, as written in the source; empty where there is none.
-        required: Names without a default.
+        required: Names of the parameters without a default.
         is_open: Whether further names are accepted.
     """
 
@@ -45,7 +45,7 @@ class Parameters:
             given: Arguments that the entry itself sets.
 
         Raises:
-            WorkloadRejectedError: Names the argument, its value, and how to write it.
+            WorkloadRejectedError: An argument is refused; the message names it, its value, and how to write it.
         """
         missing = [known for known in self.required if known not in {*arguments, *(given or {})}]
         if missing:
@@ -104,7 +104,7 @@ def check_multiple(name: str, value: int, of: int) -> None:
     """Refuse a size that is not a positive multiple of `of`, as the network's strides require.
 
     Raises:
-        WorkloadRejectedError: It is no positive multiple.
+        WorkloadRejectedError: The size is not a positive multiple.
     """
     if value < of or value % of:
         raise WorkloadRejectedError(f"{name} is {value}: it must be a multiple of {of}")

@@ -78,8 +78,8 @@ def seed_generators(seed: int) -> None:
 def part_of_rank(num_samples: int, rank: int, num_ranks: int) -> slice:
     """Return the slice of a batch that a rank takes: every n-th sample, starting at its own number.
 
-    Where there are fewer samples than ranks, those left over take one again, as torch's DistributedSampler has it: no
-    rank can leave a step out that the others wait in.
+    Where there are fewer samples than ranks, the remaining ranks take samples a second time, as with torch's
+    DistributedSampler: no rank may skip a step in which the others wait for it.
     """
     if rank < num_samples:
         return slice(rank, None, num_ranks)
@@ -95,8 +95,8 @@ class EndlessBatches:
     Args:
         batches: Indices of the batches of all ranks.
         merged: Number of the user's batches that make one batch here; positions count the user's.
-        pool: Number of batches in a pool, which hold the samples of as many batches of another arrangement; a position
-            is moved back to the beginning of its pool.
+        pool: Number of batches in a pool, within which the samples were rearranged; a position is moved back to the
+            beginning of its pool.
 
     Attributes:
         original: The user's batches.

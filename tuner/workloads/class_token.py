@@ -1,7 +1,7 @@
 """Location of a vision transformer's class token, for the models of three libraries.
 
-A class token is the first of the tokens. It can be left out before the block that takes it first, and what stands for
-it can be put in after the normalisation whose first token is classified.
+A class token is the first of the tokens. It can be left out before the block that takes it first, and its replacement
+can be inserted after the normalisation whose first token is classified.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Import of a user's file that may have been written as a script.
 
 A script without `if __name__ == "__main__":` trains, reads its arguments or starts processes as soon as it is imported.
-That is noticed when it happens and named with its line; anything else that takes long is named while it runs.
+Such an operation is refused when it happens, with its line; any other statement that takes long is reported while it
+runs.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@
         def loss(self, model, batch):
             return chunked_loss(model, batch, self.chunk)
 
-A knob has one way into the job: the attribute is set on the workload before its model, data or loss is asked for. So it
-is read where it counts, never in `__init__`.
+A knob reaches the job in one way: the attribute is set on the workload before its model, data or loss is requested. So
+a workload reads it in the methods that use it, never in `__init__`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def knobs_of(workload: Workload) -> tuple[KnobFacts, ...]:
     """Return the knobs that a workload declares, those of `knobs` before those of `recipe_knobs`.
 
     Raises:
-        WorkloadRejectedError: One is ill-formed; names it, what is wrong and how to write it.
+        WorkloadRejectedError: A knob is ill-formed; the message names it, what is wrong and how to write it.
     """
     found: dict[str, KnobFacts] = {}
     for field, recipe in (("knobs", False), ("recipe_knobs", True)):

@@ -26,7 +26,7 @@ def load_workload(reference: str | WorkloadReference, say: Callable[[str], None]
 
     Raises:
         WorkloadNotFoundError: The module, class or zoo entry does not exist.
-        WorkloadRejectedError: It exists but is not a complete workload, or its arguments do not fit.
+        WorkloadRejectedError: The class exists but is not a complete workload, or its arguments do not fit.
         Exception: Whatever the user's own module raises at import.
     """
     parsed = parse_reference(reference) if isinstance(reference, str) else reference

@@ -38,7 +38,7 @@ def unpacked(path: Path, suffixes: Collection[str]) -> list[Path]:
     """Unpack the files of an archive that have these suffixes; they are removed when the process ends.
 
     Raises:
-        TraceError: It is damaged, encrypted, holds no such file, or unpacks to too much.
+        TraceError: The archive is damaged, encrypted, holds no such file, or unpacks to too much.
     """
     folder = Path(tempfile.mkdtemp(prefix="steptune-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

@@ -5,7 +5,7 @@ The file is Chrome's JSON with a process for every device ("/device:GPU:0", "/de
 operation to the call that launched it; on a TPU they are lines of operations ("XLA Ops"). Other lines of a device sum
 these up ("Steps", "XLA Modules"; on a GPU "XLA Ops", too), and would count them twice. A step is what
 `jax.profiler.StepTraceAnnotation` marks (an event of the host with `step_num`), else what the line "Steps" has. The
-profiler keeps at most a million events in this file, and leaves the others out without a word.
+profiler keeps at most a million events in this file, and drops the others silently.
 
 Sources: "Profiling computation" (JAX documentation); in openxla/xla and openxla/xprof `trace_events_to_json.cc`,
 `xplane_schema.cc` (names of lines), `derived_timeline.h` (those of a GPU that are derived from its streams), and
@@ -39,7 +39,7 @@ def read_jax(path: Path) -> Trace:
     """Read the trace in a JAX profile.
 
     Raises:
-        TraceError: It cannot be read, or has no steps.
+        TraceError: The profile cannot be read, or has no steps.
     """
     with written_as(WHAT, "record the steps again with `jax.profiler.trace`"):
         return _trace_of(json_of(path))

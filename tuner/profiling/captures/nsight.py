@@ -53,7 +53,7 @@ def read_nsight(path: Path) -> Trace:
     """Read the trace in an Nsight Systems export.
 
     Raises:
-        TraceError: It is no such export, is damaged, has no steps, or several processes work on devices.
+        TraceError: The file is no such export, is damaged or has no steps, or several processes work on devices.
     """
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:

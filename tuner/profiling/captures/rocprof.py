@@ -36,7 +36,7 @@ def read_rocprof_json(path: Path) -> Trace:
     """Read the trace in a JSON result.
 
     Raises:
-        TraceError: It cannot be read, contains several processes, or has no steps.
+        TraceError: The result cannot be read, contains several processes, or has no steps.
     """
     with written_as(f"{WHAT} {VERSIONS}", "try `--output-format csv`"):
         found = json_of(path)["rocprofiler-sdk-tool"]

@@ -102,7 +102,7 @@ class Translation:
             epoch_ns: Where the capture's clock begins, as nanoseconds since 1970.
 
         Raises:
-            TraceError: It has no steps.
+            TraceError: The events contain no steps.
         """
         steps = chosen_steps(self._ranges)
         if not steps:

@@ -36,7 +36,7 @@ def json_of(path: Path) -> Any:
     """Decode the JSON in a file.
 
     Raises:
-        TraceError: It is not JSON, is damaged, or exceeds the size limit.
+        TraceError: The file is not JSON, is damaged, or exceeds the size limit.
     """
     with path.open("rb") as file:
         compressed = file.read(2) == _GZIP

@@ -64,7 +64,7 @@ HINDRANCES = (STALLS, SYNCHRONISATION, INPUT, ALLOCATIONS)
 """Causes of waits that hide the cost of the host's launches."""
 CAUGHT_UP = (SYNCHRONISATION, STALLS)
 FAR_APART = 0.1
-"""Minimum difference between the lowest and the highest level of cost for answers to have an uncertainty."""
+"""Minimum difference between the lowest and the highest agreeing level of cost for an answer to have an uncertainty."""
 NO_LAUNCHES = "the trace has no marked steps with recorded launches"
 Edit = Callable[[Graph], Graph]
 
@@ -114,7 +114,7 @@ def _uncertain(graph: Graph, found: Levels, edits: Mapping[str, Edit], unprofile
     """Return the uncertainty: half the difference between the shares saved at the lowest and the highest cost that
     agree with the unprofiled step.
 
-    Only causes from which the host can catch up are covered: their cost depends on its pace.
+    Only causes from which the host can catch up are covered: their cost depends on the host's pace.
     """
     causes = [cause for cause in CAUGHT_UP if cause in edits]
     if not causes or found.largest - found.least < FAR_APART:
@@ -126,7 +126,7 @@ def _uncertain(graph: Graph, found: Levels, edits: Mapping[str, Edit], unprofile
 
 
 def saved_at(graph: Graph, replay: Replay, unprofiled_ns: float | None, nodes: Ints) -> float:
-    """Return the share of the step that is saved if the host does not wait in some nodes.
+    """Return the share of the step that is saved if the host does not wait in the given nodes.
 
     Args:
         replay: Replay of this graph, without a refusal.

@@ -2,8 +2,9 @@
 
 There are two costs, applied in turn: a time for every event, up to the limit that the trace sets, and, if the host was
 slower still, a slowdown of all its work except stalls. An operator that only contains another one lasts as long as
-recording it takes, so the trace itself bounds the first. All costs that bring the simulated step within the tolerance
-of the unprofiled one agree with it equally: their middle is used, and their range gives the uncertainty of an answer.
+recording it takes, so the trace itself bounds the first cost. All costs that bring the simulated step within the
+tolerance of the unprofiled one agree with it equally: their middle is used, and their range gives the uncertainty of an
+answer.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ def levels(step_time: Callable[[float], float], unprofiled_ns: float) -> Levels:
 def _level(
     step_time: Callable[[float], float], target_ns: float, low: tuple[float, float], high: tuple[float, float]
 ) -> float:
-    """Find the least level at which the step takes no longer, by false position: the step time is nearly linear in the
-    level.
+    """Find the lowest level at which the step takes no longer than the target, by false position: the step time is
+    nearly linear in the level.
     """
     (left, above), (right, below) = (low[0], low[1] - target_ns), (high[0], high[1] - target_ns)
     if above <= 0:

@@ -22,8 +22,8 @@ ALLOCATION_NS = 50_000
 HAND_OVER_NS = 300_000
 """Maximum time of taking a finished batch from a worker, in nanoseconds."""
 PACED = 0.25
-"""Minimum share of the batches that the host waits for, and at least two batches, if workers set the pace. The share is
-small because several workers deliver batches close together.
+"""Minimum share of batches that the host waits for (and at least two batches) for workers to count as setting the pace.
+The share is small because several workers deliver batches close together.
 """
 RECORDING_NS = 1_600.0, 6_000.0
 """Lowest and highest limit, in nanoseconds, for the cost of recording one event: 800 to 1,600 ns on H200 hosts, 700 to
@@ -155,7 +155,7 @@ def host_chain(capture: Capture) -> Chain | None:
 def _beside(launched: Ints, start: Ints, end: Ints, low: int) -> Ints:
     """Return the place in the chain for launches by a thread beside it: the end of the host's work before them.
 
-    They take none of its time, and no pause of it delays them.
+    Such launches take none of the chain's time, and no pause of the chain delays them.
     """
     order = np.argsort(start, kind="stable")
     reached = np.concatenate([[low], np.maximum.accumulate(end[order])])

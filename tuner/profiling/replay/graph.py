@@ -1,9 +1,9 @@
 """Dependency graph of a rank's recorded steps: one chain of host calls, and the device operations that they launch.
 
 Times are measured; edges follow rules. All threads that launch form one chain, because forward and backward threads
-take turns; launches of a thread beside them have a place in it, and take no time of it. An operation begins when its
-launch, the previous operation on its stream, and the operations of other streams that it waits for allow it. Of these
-edges the one that bound its start carries the whole measured delay, the others the usual one.
+take turns; launches of a thread beside them have a place in the chain, but take none of its time. An operation begins
+when its launch, the previous operation on its stream, and the operations of other streams that it waits for allow it.
+Of these edges the one that bound its start carries the whole measured delay, the others the usual one.
 
 Sources: Daydream (Zhu et al., ATC 2020) for the graph and its edits, dPRO (Hu et al., MLSys 2022) for several ranks,
 Lumos (Liang et al., MLSys 2025) for edges between streams in Kineto traces.
@@ -20,8 +20,8 @@ from steptune.tuner.profiling.replay.chain import Chain, Floats, host_chain, lau
 from steptune.tuner.profiling.replay.operations import Operations, device_operations
 
 LEAST_STEPS, MOST_STEPS, MOST_LAUNCHES = 2, 10, 10_000
-"""Limits of a graph in steps and launches: every answer simulates all of it, and for a longer capture the first steps
-suffice.
+"""Minimum and maximum number of steps of a graph, and maximum number of its launches: every answer simulates the whole
+graph, and for a longer capture the first steps suffice.
 """
 MOST_OVERHEAD = 0.85
 """Maximum share of a stretch of host time that may count as the cost of recording its events."""

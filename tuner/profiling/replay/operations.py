@@ -54,10 +54,10 @@ class Operations:
         node: int64 node of the chain that launches it, not decreasing.
         start, end: int64 as recorded.
         stream: int64 number of its stream, from 0.
-        duration: float64.
-        latency: float64: from the node that launches it to the earliest start.
-        ahead: float64: from that node to the launch call: not 0 where a thread beside the chain calls.
-        after: float64: from the end of the operations that it waits for to the earliest start.
+        duration: float64: time on the device, as recorded.
+        latency: float64: time from the node that launches it to the earliest start.
+        ahead: float64: time from that node to the launch call; 0 unless a thread beside the chain makes the call.
+        after: float64: time from the end of the operations that it waits for to the earliest start.
         depends: By operation: operations of other streams that it waits for.
         collective: bool: True if ranks meet in it.
         group: By collective, in order: name of its process group; empty if not recorded.
@@ -233,7 +233,9 @@ def _recorded_waits(
 
 
 def _infer(depends: dict[int, tuple[int, ...]], late: Ints, node: Ints, start: Ints, end: Ints, stream: Ints) -> None:
-    """Make each late operation that no edge explains depend on the one of another stream that ended just before."""
+    """Make each late operation that no edge explains depend on an operation of another stream that ended just before
+    it.
+    """
     by_end = np.argsort(end, kind="stable")
     ends = end[by_end]
     for number in late.tolist():
@@ -328,8 +330,8 @@ def _usual_call(free: Floats, deep: Floats) -> float:
     """Return the usual duration of a launch.
 
     Args:
-        free: Durations of launches into a queue with places.
-        deep: Those of launches into a full one, which wait.
+        free: Durations of launches into a queue with free places.
+        deep: Durations of launches into a full queue, which wait.
     """
     if len(free) >= FEW_CALLS or not len(deep):
         return float(np.median(free)) if len(free) else 0.0

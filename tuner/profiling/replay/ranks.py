@@ -1,9 +1,9 @@
 """Joint replay of several ranks' graphs, linked by their collectives: a delay carries over from one collective to the
 next.
 
-Ranks run one program: the nth collective of each of them is the same call. It is one meeting of all ranks, or, if
-its process group is a part of them (FSDP within a host, replicas between hosts), one of each group: a late rank
-delays its own group, and others through shared ranks.
+Ranks run one program: the nth collective of each of them is the same call. It is one meeting of all ranks or, if
+its process groups have only some of them (FSDP within a host, replicas between hosts), one meeting per group: a late
+rank delays its own group, and other groups through shared ranks.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Ranks:
         graphs: Graph of each rank.
         meetings: int64 of shape (collectives, ranks): the operation of each collective on each rank.
         group: int64 of the same shape: the first rank of those that meet.
-        network: float64 of the same shape: from the last arrival in its group to the end.
-        arrived: float64 of the same shape: the last arrival in its group, on the clock of the first rank.
+        network: float64 of the same shape: time from the last arrival in its group to the end.
+        arrived: float64 of the same shape: time of the last arrival in its group, on the clock of the first rank.
         offsets: Offset of each rank, added to its times to convert them to the first rank's clock.
     """
 
@@ -60,7 +60,7 @@ def meet(graphs: Sequence[Graph]) -> Ranks:
     """Match the collectives of the ranks' graphs in order, and return the matched ranks.
 
     Raises:
-        UnlikeRanksError: They have different numbers of steps or collectives, or none.
+        UnlikeRanksError: The graphs have different numbers of steps or collectives, or no collective.
     """
     counts = sorted({(graph.num_steps, int(graph.operations.collective.sum())) for graph in graphs})
     if len(counts) > 1:
@@ -86,7 +86,7 @@ def meet(graphs: Sequence[Graph]) -> Ranks:
 
 
 def _groups(graphs: Sequence[Graph]) -> Ints:
-    """Return, for each collective and rank, the first rank of the group that takes part in that collective together.
+    """Return, for each collective and rank, the first rank of the rank's group in that collective.
 
     Raises:
         UnlikeRanksError: Ranks of one group call its collectives at different positions in their programs.
@@ -159,8 +159,8 @@ def step_time_ns(ranks: Ranks, *, usual_delays: bool = False) -> float:
 def without_late_ranks(ranks: Ranks) -> Ranks:
     """Return the ranks without late ones: no rank takes longer than the others between two collectives.
 
-    A late rank's excess over their median is removed: on its host from the longest stretches, on its device from all
-    kernels. Kernels beside a waiting collective are slower, so they get the least time that they take on any rank.
+    A late rank's excess over the others' median is removed: on its host from the longest stretches, on its device from
+    all kernels. Kernels beside a waiting collective are slower, so they get the least time that they take on any rank.
     """
     graphs = [_beside_waiting(ranks, place) for place in range(len(ranks.graphs))]
     stretches = [
@@ -211,7 +211,7 @@ def _late(own: Floats, usual: Floats, slow: float) -> npt.NDArray[np.bool_]:
 
 
 def _shorten(gap: Floats, length: Floats, members: Ints, excess: float) -> None:
-    """Remove an excess from the longest of some stretches of a host, one after the other."""
+    """Remove an excess of time from the longest of a host's given stretches, one after the other."""
     stretches = sorted(
         ((float(column[node]), which, node) for which, column in enumerate((gap, length)) for node in members.tolist()),
         reverse=True,

@@ -25,7 +25,7 @@ GRAPH_AFTER_NS = 400.0
 
 BY_NODE = "kind", "row", "start", "end", "step", "gap", "length", "silent", "gap_events", "length_events", "returns"
 BY_OPERATION = "row", "start", "end", "stream", "duration", "latency", "ahead", "after", "collective", "category"
-"""Columns of the chain, and of operations, that have one value by node or operation."""
+"""Columns of the chain with one value per node, and of the operations with one value per operation."""
 
 
 def _with(graph: Graph, chain: Chain) -> Graph:
@@ -115,7 +115,7 @@ def without_input(graph: Graph, *, in_main_process: bool) -> Graph:
 
 
 def without_steps(graph: Graph, steps: Sequence[int]) -> Graph:
-    """Return the graph of the other steps alone.
+    """Return the graph without some steps.
 
     Args:
         steps: Numbers of the steps that are left out, from 0.

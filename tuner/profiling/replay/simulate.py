@@ -38,7 +38,7 @@ def simulate(  # noqa: C901, PLR0912, PLR0915  one loop: calls would cost more t
 
     For a single rank the simulation ends when a pass ends like the previous one, because all later ones would repeat
     it. Yields the number of the operation and the moment of every arrival in a collective in which ranks meet, and is
-    sent the moment at which it ends; returns the time of a step in nanoseconds.
+    sent the moment at which that collective ends; returns the time of a step in nanoseconds.
 
     Args:
         meetings: By operation: 1 if ranks meet in it, else 0.

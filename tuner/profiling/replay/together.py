@@ -65,7 +65,7 @@ def with_together(
 
 
 def with_ranks_together(replay: Replay, graphs: Mapping[int, Graph], causes: Sequence[str], *, workers: bool) -> Replay:
-    """Return the replay of all ranks with joint savings as in `with_together`: a cause is removed from each of them.
+    """Return the replay of all ranks with joint savings as in `with_together`: each cause is removed from all ranks.
 
     Args:
         graphs: Graph of each rank.

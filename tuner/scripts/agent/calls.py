@@ -1,7 +1,8 @@
 """Calls in a guarded step that determine how the step trains: dropout, clipping of gradients, and schedulers.
 
-A rate of dropout, a bound of clipping that no gradient reaches yet, or a second step of a schedule on a plateau shows
-in no number of the guarded steps. Dropout is off in them, because other back ends draw other masks; rates are noted.
+The numbers of the guarded steps do not show a dropout rate, a clipping bound that no gradient reaches yet, or a second
+step of a schedule on a plateau. Dropout is off in these steps, because other back ends draw other masks; its rates are
+recorded.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ DROPOUTS = {
 """Dropout functions, with the default of each one's argument `training`."""
 CLIPPING = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_")
 DROPOUT = "dropout"
-"""Beginning of the names of calls that compiled code does not show."""
+"""Name prefix of the recorded calls that do not appear in compiled code."""
 
 
 class Calls:
     """Record of the calls of a step, and the switch that turns dropout off.
 
-    Functions that drop are replaced only for models that may have dropout: code that was compiled with others is
-    compiled anew.
+    Dropout functions are replaced only for models that may have dropout, because code that was compiled with the
+    original functions is compiled again.
 
     Attributes:
         used: Whether a function that would have dropped something was called, outside compiled code.
@@ -62,7 +63,7 @@ class Calls:
         self._replace(replacements, functional)
 
     def take(self) -> list[str]:
-        """Return the calls of the step that ends, and begin anew."""
+        """Return the calls of the step that ends, and clear the record."""
         seen, self.seen = self.seen, []
         return seen
 

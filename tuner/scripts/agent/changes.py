@@ -1,8 +1,8 @@
 """The changes of a trial, made to the objects that the inspection recorded, as if the script's own lines made them.
 
-Flags are set at the first mark of training, because scripts set them too; loaders are changed when their iterator is
-made, optimizers when they are made, modules when they are called with gradients for the first time. What was changed is
-noted, so that a change that was never reached is no effect.
+Flags are set at the first event of training, because scripts set them too; loaders are changed when their iterator is
+made, optimizers when they are made, modules when they are called with gradients for the first time. Changes that were
+made are recorded, so that one that was never reached does not count as effective.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Changes:
     Args:
         wanted: Changes by name, as the strategies state them in `outside`.
         loader: Number of the loader whose batches train.
-        place: Line at which it was made, where known: a script that makes a new loader for every epoch makes it there.
+        place: Line at which this loader was made, where known: a script that makes a new loader for every epoch makes
+            each there.
         optimizers: Numbers of the optimizers that make a step.
         models: Classes of the modules that are called with gradients.
 

@@ -2,7 +2,7 @@
 
 A copy has imported, read and built all that the script had until there, and waits. For each request it forks once more:
 that child is a trial, which goes on with the script's own next line. Neither CUDA nor a team of threads survives a
-fork, so that a copy is made before the first of both, and torch has one thread until then.
+fork, so a copy is made before either exists, and torch has one thread until then.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Changes of a recommendation in an ordinary run of a script: made as in its trials, but without timing or guard.
 
-The same `Changes` are made at the same marks in the same order. Nothing is timed, guarded or ended. The wrapper of all
-modules goes as soon as every module was changed.
+The same `Changes` are made at the same events of the training in the same order. Nothing is timed, guarded or ended.
+The wrapper of all modules goes as soon as every module was changed.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class _Measured:
 
 
 class Enabled:
-    """Session of a process whose script enables a recommendation: it makes the changes at the script's marks.
+    """Session of a process whose script enables a recommendation: it makes the changes at the events of its training.
 
     Args:
         found: The changes, and the script that they are for.
@@ -161,7 +161,7 @@ class Enabled:
         self._num_loaders = self._num_optimizers = 0
         self._called: WeakKeyDictionary[torch.nn.Module, bool] = WeakKeyDictionary()
         self.over: Callable[[], None] = lambda: None
-        """Callback once no module is left to be changed."""
+        """Callback that runs once no module is left to change."""
         atexit.register(self._tell_missing)
 
     @property

@@ -1,9 +1,9 @@
-"""Records of a trial's guarded steps, for a comparison with the reference's in another process.
+"""Records of a trial's guarded steps, to be compared with the reference's in another process.
 
-Some steps run on from the reference's weights; then each of some further ones begins from these weights again, so that
-gradients can be compared where nothing has piled up, the last of them in FP32. Random numbers are seeded at every step,
-dropout is off, and where the batches differ from the reference's, those of the reference are given to the loop: its
-loader is judged by itself.
+The first steps continue from the reference's weights; each of the following steps begins from these weights again, so
+that gradients can be compared without accumulated differences, and the last of these steps run in FP32. Random numbers
+are seeded at every step, dropout is off, and where the batches differ from the reference's, the loop gets those of the
+reference: its loader is judged separately.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class GuardWatch:
         settings: steps, audits, wide (audits in FP32), seed, disturb (a unit roundoff, or 0), noise (its seed),
             outputs (whether outputs in 16 bits are computed in FP32 as well), reference (folder of the reference's
             files, or None where this is the reference).
-        target: File for the record; what the reference gives to others lies in the same folder.
+        target: File for the record; the data that the reference provides to candidates lies in the same folder.
         numbers: Numbers of the optimizers that make a step.
 
     Attributes:

@@ -20,8 +20,8 @@ class HeldTensors:
     """Tensors with the shape of a parameter that are neither parameters nor their gradients.
 
     Args:
-        parameters: Those of the optimizers.
-        others: Tensors that are not the script's.
+        parameters: Parameters of the optimizers.
+        others: Tensors to ignore, because they do not belong to the script.
     """
 
     def __init__(self, parameters: Collection[torch.Tensor], others: Collection[torch.Tensor]) -> None:

@@ -1,6 +1,7 @@
 """Files that a forked trial may not read: the inspection or another trial wrote them after the frozen copy was made.
 
-A start has a view of the folder of its own, a fork does not: it would go on from another trial's checkpoint.
+A start of the command has its own view of the folder; a fork shares one, and would continue from another trial's
+checkpoint.
 """
 
 from __future__ import annotations

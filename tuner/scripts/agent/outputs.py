@@ -1,6 +1,6 @@
 """Modules' first outputs in 16 bits, computed once more in FP32 from the same inputs and parameters.
 
-As `trials/output_watch.py` does it for workloads. On CPUs only: elsewhere the comparison rejects nothing.
+`trials/output_watch.py` does the same for workloads. Only on CPUs: on other devices the comparison rejects nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Outputs:
         self._undone = ExitStack()
 
     def watch(self, prefix: str, module: torch.nn.Module) -> None:
-        """Observe the innermost modules of a module, unless some of it is compiled."""
+        """Observe the innermost modules of a module, unless a part of it is compiled."""
         parts = dict(module.named_modules())
         if any(part._compiled_call_impl is not None or hasattr(part, "_orig_mod") for part in parts.values()):
             return

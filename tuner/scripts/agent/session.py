@@ -1,4 +1,4 @@
-"""One process of the script, from its first mark to its record.
+"""Session of one process of the script, from its first training event to its record.
 
 The record is written when the window is over, or at the end of the process where that comes first. After a window the
 process ends at once, unless the script is to run on: an exception would pass through the script's own handlers, which
@@ -68,7 +68,9 @@ class SessionHooks(Protocol):
 
 
 class Session(ObservedLoop):
-    """Session of one process: it receives the marks of the script and records its steps."""
+    """Session of one process: it receives the events of the script's loaders, modules and optimizers, and records its
+    steps.
+    """
 
     def __init__(self, folder: str, hooks: SessionHooks) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """End of a step of a foreign loop: the shortest period in the sequence of its optimizers' steps.
 
-One optimizer is one step after another; a GAN's two take turns; a WGAN's critic has several turns. Of the steps in a
-period the last one is that which is followed by the most batches from a loader: there the loop begins anew. A loop that
-updates its parameters by hand has no optimizer: each of its backward passes is a step.
+One optimizer is one step after another; a GAN's two take turns; a WGAN's critic has several turns. The last step of a
+period is the one that is followed by the most batches from a loader: there the loop begins anew. A loop that updates
+its parameters by hand has no optimizer: each of its backward passes is a step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ parameters by hand: it may accumulate gradients over many passes."""
 
 
 class StepFinder:
-    """Detector of the marks with which a step ends.
+    """Detector of the events that end a step of the training.
 
     Attributes:
         pattern: Numbers of the optimizers in a step, in order, the last one ending it; empty where steps are backward

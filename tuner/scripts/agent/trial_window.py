@@ -1,7 +1,7 @@
 """Timed windows of a trial: whole steps without a profiler, until they agree or their time is up.
 
-A step in which the script does something else (an evaluation, a checkpoint, a rollout) belongs to no window. The time
-that its loader takes does not count for that: to begin an epoch again belongs to training.
+A step in which the script does something else (an evaluation, a checkpoint, a rollout) belongs to no window. Time in
+the loader is not taken for such work: restarting an epoch belongs to training.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """allocator: settings of the CUDA caching allocator.
 
-Mechanism: the allocator keeps freed memory for later requests. Where sizes vary, what it keeps falls apart into pieces
-that fit nothing. `expandable_segments` maps pages behind one another, so that a segment can grow; `max_split_size_mb`
-keeps blocks above that size whole.
+Mechanism: the allocator keeps freed memory for later requests. Where sizes vary, this memory becomes fragmented into
+pieces that fit no request. `expandable_segments` maps pages behind one another, so that a segment can grow;
+`max_split_size_mb` keeps blocks above that size whole.
 
 Helps: running out of memory while much is reserved and not allocated; steps that allocate from the device again and
 again (`allocation`). Hurts: mapping pages takes time; blocks kept whole are lost for small requests.

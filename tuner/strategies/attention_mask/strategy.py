@@ -1,13 +1,13 @@
 """attention_mask: causal attention by a flag instead of a computed mask.
 
 Mechanism: models of the transformers library compute a mask in every step, from a padding mask and from positions, in
-which several packed sequences would show. Without either it says what `is_causal` says, and running op by op the
-library sees that: it reads one value of the device. A compiler cannot read values, so a model that is compiled as a
-whole computes the mask and hands it to the attention, which flash kernels do not take. `is_causal` registers the same
+which several packed sequences would show. Without either, the mask equals that of `is_causal`; run op by op, the
+library detects this by reading one value from the device. A compiler cannot read values, so a model that is compiled as
+a whole computes the mask and hands it to the attention, which flash kernels do not take. `is_causal` registers the same
 attention under a name without masks, so that the flag alone is left.
 
-Helps: causal models that are compiled as a whole; and steps that shall be recorded as CUDA graphs, because nothing of
-the device is read any more. Hurts: nothing is known.
+Helps: causal models that are compiled as a whole; and steps that are to be recorded as CUDA graphs, because no value is
+read from the device any more. Hurts: no case is known.
 
 Numerics: `rounding`. Compiled, another kernel computes the same.
 

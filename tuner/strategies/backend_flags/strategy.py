@@ -1,9 +1,9 @@
 """backend_flags: switches of the libraries that operators call.
 
 `cudnn_benchmark` times cuDNN's algorithms for every shape once and keeps the fastest: helps
-convolutions of constant shape, hurts when shapes vary. `tf32` lets the matrix products that stay in
-FP32 use the tensor cores (10 bits of mantissa). `flush_denormals` makes the CPU treat denormal
-numbers as zero, which it handles an order of magnitude slower than others.
+convolutions of constant shape, hurts when shapes vary. `tf32` lets the matmuls that stay in FP32 use the tensor cores
+(10 bits of mantissa). `flush_denormals` makes the CPU treat denormal numbers as zero, because it computes with them an
+order of magnitude slower than with others.
 
 Numerics: `rounding`.
 

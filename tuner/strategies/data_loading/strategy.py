@@ -8,7 +8,7 @@ copies faster and asynchronously.
 
 Helps: when the step waits for data, or short epochs pay for starting workers again and again.
 Hurts: workers compete with the model for cores, cost memory, and each batch is copied between
-processes, so that samples which load in no time are better loaded without any. More workers than
+processes, so that samples which load in no time are better loaded without workers. More workers than
 cores can still help where loading waits for a disk or a network.
 
 Numerics: `sampling`. The same indices in the same order; random augmentation draws from other

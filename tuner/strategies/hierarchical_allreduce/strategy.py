@@ -1,12 +1,12 @@
 """hierarchical_allreduce: reduce gradients inside every host, then between hosts.
 
 Mechanism: a communication hook of DDP scatters the reduced gradients over the ranks of a host, all-reduces each part
-between hosts, and gathers the parts inside. See `tuner.training.hierarchy`. Gradients that are compressed are so
-between hosts only.
+between hosts, and gathers the parts inside. See `tuner.training.hierarchy`. Gradients that are to be compressed are
+compressed only between hosts.
 
-Helps: several hosts with a slow network between them, above all where it is latency or the number of connections that
-is slow. Hurts: three collectives in place of one, and two copies of a bucket; a library that knows the topology already
-saves most of the volume.
+Helps: several hosts with a slow network between them, above all where latency or the number of connections limits it.
+Hurts: three collectives in place of one, and two copies of a bucket; a library that knows the topology already saves
+most of the volume.
 
 Numerics: `rounding`. Equal to a flat all-reduce but for the order of additions.
 

@@ -3,7 +3,7 @@
 Mechanism: what is paid once a step (launches, the optimizer, the reduction of gradients) is shared by more samples.
 In the simplest model a step takes a + b * n for n samples, so the rate approaches 1 / b. Rates are compared in samples
 or tokens per second. The learning rate of every group is multiplied by the factor (`linear`: Goyal et al., for SGD)
-or its root (`sqrt`: Malladi et al., for optimizers that divide by a root of squared gradients), or left (`none`). A
+or its root (`sqrt`: Malladi et al., for optimizers that divide by a root of squared gradients), or kept (`none`). A
 scheduler counts updates, of which an epoch has fewer.
 
 Helps: steps with a large fixed part, and devices that small batches leave idle. Hurts: beyond some size a larger

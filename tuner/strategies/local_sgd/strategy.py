@@ -8,7 +8,7 @@ drift apart. Momentum and other states of the optimizer stay each rank's own, an
 Helps: networks much slower than the devices: what is sent is divided by `every`. Hurts: models drift apart between
 averages, and every rank updates from a smaller batch; with a large `every` the result is worse.
 
-Numerics: `recipe`. Judged on the loss over a longer horizon, the local steps among it.
+Numerics: `recipe`. Judged on the loss over a longer horizon that includes local steps.
 
 Source: Lin et al., "Don't Use Large Mini-Batches, Use Local SGD" (2018), arXiv 1808.07217;
 https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html
@@ -89,7 +89,7 @@ class LocalSgd(Strategy):
         return {"every": choice["every"]}
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Return the maximum savings: exposed communication without that of the averages, each of which sends as many
+        """Return the maximum savings: exposed communication, less the time of the averages, each of which sends as many
         bytes as the gradients of a step.
         """
         today = int(situation.choices[self.name]["every"] or 1)

@@ -1,10 +1,10 @@
 """micro_batch: split the batch into micro-batches whose gradients are accumulated.
 
-Mechanism: forward and backward of one piece at a time; the optimizer runs once. The weighted losses
-of the pieces add up to the loss of the whole batch (tokens are weighted by their number).
+Mechanism: forward and backward of one micro-batch at a time; the optimizer runs once. The weighted losses of the
+micro-batches add up to the loss of the whole batch (tokens are weighted by their number).
 
-Helps: memory, in proportion to the pieces; on a CPU a piece that fits the cache can be faster.
-Fewer pieces than today help when launches dominate. Hurts: small pieces use a device badly.
+Helps: memory, in proportion to their number; on a CPU a micro-batch that fits the cache can be faster. Fewer
+micro-batches than today help when launches dominate. Hurts: small ones use a device badly.
 
 Numerics: `rounding` (gradients are summed in another order). Losses that compare samples of a batch
 with one another change their meaning: the guard sees that.

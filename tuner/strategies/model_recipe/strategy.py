@@ -1,12 +1,12 @@
 """model_recipe: matmuls at padded sizes, and a classifier on the mean of the tokens.
 
-Mechanism: `pad_multiple` computes linear layers whose sizes are no multiple of 8 (or 64) with zeros up to one, the
-vocabulary's included, and gives back the part that was asked for: tensor cores read aligned groups of 8 16-bit
-numbers. `pooled_classifier` leaves out the class token of a vision transformer and classifies the mean of the others:
-196 tokens (a multiple of 4) instead of 197.
+Mechanism: `pad_multiple` pads linear layers, the one over the vocabulary included, with zeros to sizes that are
+multiples of 8 (or 64), and returns the part that was asked for: tensor cores read aligned groups of 8 16-bit numbers.
+`pooled_classifier` leaves out the class token of a vision transformer and classifies the mean of the others: 196 tokens
+(a multiple of 4) instead of 197.
 
-Helps: matrix products with odd sizes, in 16 bits. Hurts: a padded weight is copied in every forward pass, and the
-part of a result that is given back is a view with gaps, which the next operation may have to copy.
+Helps: matmuls with odd sizes, in 16 bits. Hurts: a padded weight is copied in every forward pass, and the part of a
+result that is returned is a view with gaps, which the next operation may have to copy.
 
 Numerics: padding is `rounding` (zeros enter no sum; the library may add in another order); a pooled classifier is a
 `recipe`.

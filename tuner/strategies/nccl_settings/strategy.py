@@ -1,14 +1,14 @@
 """nccl_settings: NCCL's algorithm, protocol, channels, and the sockets and threads that serve a network.
 
 Mechanism: NCCL chooses by a model of the topology and by the size of a message; its variables overrule it. More
-channels use more of a link's bandwidth and take multiprocessors from the model. Over TCP one connection fills no fast
-network: each channel can use several threads with several sockets each.
+channels use more of a link's bandwidth and take multiprocessors from the model. Over TCP one connection does not fill a
+fast network: each channel can use several threads with several sockets each.
 
 Helps: exposed communication, where NCCL's own choice is wrong for the network. Hurts: what is good for one message size
-can be bad for another. With 4 threads of 4 sockets the bus of an emulated second host went from 7 to 9 GB/s to 23, and
-messages of 1 MiB became four times slower.
+can be bad for another. With 4 threads of 4 sockets the bus bandwidth to an emulated second host rose from 7 to 9 GB/s
+to 23 GB/s, and messages of 1 MiB became four times slower.
 
-Numerics: `rounding`. Another algorithm, or other pieces, add in another order.
+Numerics: `rounding`. Another algorithm, or other chunks of a message, add in another order.
 
 Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
 """
@@ -219,7 +219,7 @@ def _unchosen(name: str, value: Scalar) -> Unsupported:
 
 
 def _within_limits(choice: Choice) -> Support:
-    """Check the known limits, but none for a value that is left to NCCL or was set by the user."""
+    """Check the known limits, except for values that are left to NCCL or were set by the user."""
     least, most = choice["min_channels"], choice["max_channels"]
     if isinstance(least, int) and isinstance(most, int) and least > most:
         return Unsupported(f"min_channels ({least}) exceeds max_channels ({most})")

@@ -4,13 +4,13 @@ Levels, as apex amp defined them (O2 keeps all normalisation layers in FP32, not
 only):
 
     fp32   everything in FP32
-    tf32   FP32 with tensor-core products of 10-bit mantissas (CUDA)
-    O1     autocast: 16-bit products, FP32 where precision matters and in routers; fp16 scales the loss
+    tf32   FP32 with tensor-core matmuls of 10-bit mantissas (CUDA)
+    O1     autocast: 16-bit matmuls, FP32 where precision matters and in routers; fp16 scales the loss
     O2     16-bit weights with FP32 masters; normalisation layers, their statistics and routers in FP32; fp16
            scales the loss
     O3     16-bit everywhere, no masters, no scaling
 
-Helps: 16-bit products run at several times the FP32 rate on devices built for them, and move half the
+Helps: 16-bit matmuls run at several times the FP32 rate on devices built for them, and move half the
 bytes. Hurts: on CPUs without bf16 instructions they are emulated and far slower (the measured peak of
 each dtype bounds the gain, so such choices are not tried); on a launch-bound step the casts of O1
 cost more than they save.
@@ -88,7 +88,7 @@ class Precision(Strategy):
         """Complete a 16-bit level without a dtype by bfloat16, the default of autocast on CPUs and newer GPUs.
 
         Raises:
-            ChoiceError: A dtype with a level that has none.
+            ChoiceError: The choice names a dtype, but its level has none.
         """
         complete = super().completed(current)
         if complete["level"] in ("O1", "O2", "O3"):

@@ -8,12 +8,12 @@ On every rank, for each tensor of more than one dimension, with momentum m and t
 
 With Nesterov's momentum u <- m (u + g), v <- v + u + g. All ranks gather what all sent, so that the volume grows with
 their number. Other tensors, and all of them at ratio 1, are averaged, and get their momentum afterwards as SGD has it:
-there this is SGD bit for bit. The optimizer's own momentum and weight decay are taken over from its groups. A gradient
-norm of the workload clips on each rank, before anything is kept, to its N-th part's root; as that needs the whole
-gradient, nothing is sent before the last bucket then. During the warm-up the share falls in five stages from its fifth
-root. On a CPU, and in the first step of each share, the largest elements are found exactly. Afterwards a CUDA device
-finds them by the last step's threshold in two launches (`steptune.kernels.deep_gradient`); the paper estimates the
-threshold from a sample.
+there this is SGD bit for bit. The optimizer's own momentum and weight decay are taken over from its groups. If the
+workload clips to a gradient norm, each of N ranks clips its gradient to that norm divided by sqrt(N), before anything
+is kept; as that needs the whole gradient, nothing is sent before the last bucket then. During the warm-up the share
+falls in five stages from its fifth root. On a CPU, and in the first step of each share, the largest elements are found
+exactly. Afterwards a CUDA device finds them by the last step's threshold in two launches
+(`steptune.kernels.deep_gradient`); the paper estimates the threshold from a sample.
 
 Source: Lin et al. (2017), arXiv 1712.01887; https://github.com/synxlin/deep-gradient-compression
 """

@@ -1,7 +1,8 @@
 """Gradient compression to 8 bits with a scale for every block: a quarter of the bytes.
 
-A number is rounded to a 127th of the largest in its block. Each is rounded twice, so that the error stays below 1/127
-of that, and nothing is kept for the next step. On a CUDA device encoding and the mean are one pass each.
+A number is rounded to a multiple of 1/127 of the largest magnitude in its block. Each number is rounded twice, so that
+the error stays below 1/127 of that magnitude, and nothing is kept for the next step. On a CUDA device encoding and the
+mean are one pass each.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Queue of multi-step reductions that run during the backward pass, one bucket after the other.
 
-All ranks must enter the collectives of a group in one order. Callbacks of futures do not promise that: those of gloo
-run whenever a reduction ends. So what is submitted runs in the order of submission, which is DDP's order of buckets: on
-CUDA on a stream of its own, without the host waiting; elsewhere in a thread.
+All ranks must enter the collectives of a group in one order. Callbacks of futures do not guarantee that: those of gloo
+run whenever a reduction ends. So submitted functions run in the order of submission, which is DDP's order of buckets:
+on CUDA on a stream of its own, without the host waiting; elsewhere in a thread.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 M (n x m) is approximated by P Q^T of a given rank, by one step of subspace iteration that starts from the Q of the step
 before (warm start). What the product leaves out is added to the next gradient (error feedback). Tensors for which that
-sends no fewer bytes are averaged as they are. The first two steps are, too: DDP lays its buckets out anew after the
-first, and what is kept is kept by bucket.
+sends no fewer bytes are averaged as they are. The first two steps are, too: DDP rebuilds its buckets after the first,
+and the state of this technique is kept by bucket.
 
 Source: Vogels et al. (2019), arXiv 1905.13727; torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook
 """

@@ -6,7 +6,7 @@ So the user's forward function need not be taken apart, and what it makes of a b
 there on every stage: what comes before the blocks is computed on all of them, without gradients on all but the first.
 
 That is the same training only if the blocks are called once each, in order, each on the output of the one before, and
-if nothing but the last output is used behind them; `examine` finds that out on a batch, and refuses everything else.
+if nothing but the last output is used behind them; `examine` checks this on a batch, and refuses everything else.
 Blocks that are passed over return NaN, so that any use of their output is noticed.
 """
 

@@ -1,7 +1,7 @@
 """Parts of the user's tensors on the ranks of a replica, and their reassembly.
 
 Parts are plain tensors under the user's own names. A part of a parameter is cut along one dimension; a fused one
-(query, key and value in one product) is cut within each of its stretches, so that a rank has whole heads of all
+(query, key and value in one matmul) is cut within each of its stretches, so that a rank has whole heads of all
 three.
 
 Norms: an element counts once, however many ranks have a copy: its square is divided by that number and summed over the
@@ -71,7 +71,7 @@ class Replica:
     """The ranks that together hold one copy of the model, and the placement of its tensors on them.
 
     Args:
-        group: Their process group.
+        group: Process group of these ranks.
         held: Placements by the user's names, the same on all ranks.
     """
 

@@ -1,10 +1,10 @@
 """Pipeline parallelism: stages of a chain of blocks on different ranks, through which micro-batches pass.
 
 The schedules are those of `torch.distributed.pipelining`. Its stages send one tensor, what is between two blocks; the
-micro-batches themselves are on every rank of the pipeline, so that torch is given their numbers only. The last stage
+micro-batches themselves are on every rank of the pipeline, so that torch is given only their indices. The last stage
 computes the loss of each, weighted by its share of the batch's samples or tokens, and tells the sum to all ranks.
 
-Micro-batches are of one size. What a batch of another length leaves over goes through by itself, behind them.
+Micro-batches are of one size. The remainder of a batch of another length goes through by itself, after them.
 
 Sources: Huang et al., "GPipe" (2018), arXiv 1811.06965; Narayanan et al., "PipeDream" (2019) and "Efficient large-scale
 language model training" (2021), arXiv 2104.04473; https://docs.pytorch.org/docs/stable/distributed.pipelining.html

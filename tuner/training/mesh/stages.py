@@ -1,8 +1,8 @@
 """Division of a chain of blocks into pipeline stages, by measured times and memory rather than counts.
 
-The slowest stage paces the others, so its time is made as short as contiguous stages allow; before that comes what
-stages would need beyond the memory of their device. What comes before the blocks belongs to the first stage (and is
-computed once more, forward only, by every other one), what comes after them to the last.
+The slowest stage paces the others, so its time is made as short as contiguous stages allow. Keeping stages within the
+memory of their device takes precedence. What comes before the blocks belongs to the first stage (and is computed once
+more, forward only, by every other one), what comes after them to the last.
 
 A stage keeps the activations of the micro-batches that it has begun and not finished: all of them under GPipe; under
 1F1B as many as there are stages from it to the end; interleaved, those of its warm-up (Narayanan et al., 2021, arXiv

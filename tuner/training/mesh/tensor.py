@@ -2,11 +2,11 @@
 
     Y = f(X A) B      with A cut by columns and B by rows:      Y = sum over ranks of f(X A_r) B_r
 
-so that a rank has some heads, or some inner columns, and one sum over the ranks follows the second product (and
-another one, of gradients, the first in the backward pass). Everything between such pairs is computed alike on all
-ranks. Sums are made in FP32. The placements are those of torch's ColwiseParallel and RowwiseParallel; parts are plain
-tensors rather than DTensors, because those styles know neither the transposed weight of transformers' Conv1D nor
-query, key and value in one product, and because DDP and fused optimizers take plain ones.
+so that a rank has some heads, or some inner columns, and one sum over the ranks follows the second matmul (in the
+backward pass, a sum of gradients follows the first one). Everything between such pairs is computed alike on all ranks.
+Sums are made in FP32. The placements are those of torch's ColwiseParallel and RowwiseParallel; parts are plain tensors
+rather than DTensors, because those styles know neither the transposed weight of transformers' Conv1D nor query, key and
+value in one matmul, and because DDP and fused optimizers take plain ones.
 
 What is cut is found from the structure of a block: names, shapes, and that nothing else there has weights. Whatever is
 not known is refused. A forward function that takes its width from elsewhere than its own heads fails on its shapes.

@@ -3,7 +3,7 @@
 What is taken over: the groups with their parameters, learning rates, weight decay, and keys of the user's own (which a
 scheduler may read); betas and momentum where both algorithms have them, with what belongs to them. The learning rate is
 the user's unless the workload names one for the algorithm; then groups keep their ratio to the optimizer's own rate.
-What changes the meaning of the rest and the new algorithm does not have is refused.
+An option that changes the meaning of the others, and that the new algorithm lacks, is refused.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _BELONGS_TO: Mapping[str, str | None] = {
     "nesterov": "momentum",
     "dampening": "momentum",
 }
-"""Options that may be dropped only if the option on their right is not copied; None means that they may never be
+"""Options that may be dropped only if the option given as their value is not copied; None means that they may never be
 dropped.
 """
 

@@ -1,6 +1,6 @@
 """LAMB: Adam, with each layer's update scaled to the norm of the layer's weights.
 
-Of every tensor, with m and v as in Adam (bias-corrected):
+For every tensor, with m and v as in Adam (bias-corrected):
 
     u = m / (sqrt(v) + eps) + weight_decay * p
     p = p - lr * (|p| / |u|) * u

@@ -1,6 +1,6 @@
 """LARS: momentum SGD, with each layer's learning rate scaled to the norm of the layer's weights.
 
-Of every tensor, with g its gradient:
+For every tensor, with g its gradient:
 
     rate = lr * trust * |p| / (|g| + weight_decay * |p|)
     v = momentum * v + rate * (g + weight_decay * p)

@@ -1,6 +1,6 @@
 """SM3: Adagrad that keeps statistics for rows and columns instead of every element.
 
-Of a tensor with n_1 x n_2 x ... elements, one accumulator a_k of n_k elements for each dimension k:
+For a tensor with n_1 x n_2 x ... elements, one accumulator a_k of n_k elements for each dimension k:
 
     s = min over k of a_k (broadcast) + g * g
     a_k = max of s over all other dimensions

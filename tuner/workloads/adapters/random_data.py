@@ -1,8 +1,8 @@
 """Seeded random samples of a fixed shape, for timing a model without its data; never zeros.
 
-They cost the host little, so that they do not bound what a search finds about the model, but they go
-the way of real data: a DataLoader on the host collates them, and they are copied to the device. An
-image is bytes, as a decoder gives them, a view into a pool of some hundred; a batch costs one copy.
+They cost the host little, so that they do not limit the measured speed of the model, but they take the path of real
+data: a DataLoader on the host collates them, and they are copied to the device. An image consists of bytes, as from a
+decoder, and is a view into a pool of some hundred images; a batch costs one copy.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class RandomTokens:
 class MaskedTokens(RandomTokens):
     """Sequences of random tokens, 15 % of which are replaced by the vocabulary's last token and have labels.
 
-    Every sample has the same number of labels, so that means over micro-batches weigh alike.
+    Every sample has the same number of labels, so that all micro-batches have the same weight.
     """
 
     def __getitem__(self, index: int) -> dict[str, Any]:

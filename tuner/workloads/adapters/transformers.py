@@ -141,7 +141,7 @@ def _task_of(model_type: str, config: Any) -> str:
 def _refuse_unknown(fields: dict[str, Any], config: Any, usual: Any) -> None:
     """Refuse fields that the config does not know, because it would keep them silently and without effect.
 
-    The size of images is read from it here, whether the model has one or not.
+    `image_size` is always accepted, because this workload reads it from the config itself.
     """
     unknown = [n for n in fields if hasattr(config, n) and not hasattr(usual, n) and n != "image_size"]
     if unknown:

@@ -206,7 +206,7 @@ def zoo_entry(name: str) -> ZooEntry:
     """Return the entry with this name.
 
     Raises:
-        WorkloadNotFoundError: No entry has this name; lists the names that exist.
+        WorkloadNotFoundError: No entry has this name; the message lists the names that exist.
     """
     for entry in ZOO:
         if entry.name == name:

@@ -2,7 +2,8 @@
 
 A stem and three stages of convolutions give maps of 8, 16 and 32 pixels a cell; one 1 x 1 convolution a
 map predicts. What matters here is the assignment: many small operators on tensors whose sizes depend on
-the data (see `simota`), which `fused_kernels` makes few on tensors of a fixed size (see `padded_simota`).
+the data (see `simota`), which `fused_kernels` replaces by few operators on tensors of a fixed size (see
+`padded_simota`).
 """
 
 from __future__ import annotations

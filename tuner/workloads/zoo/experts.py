@@ -5,12 +5,12 @@
     top-2 (GShard):  y = (p_1 E_1(x) + p_2 E_2(x)) / (p_1 + p_2)
 
 An expert takes at most `capacity` tokens, first choices before second ones, in the order of the tokens.
-What finds its expert full is dropped: it adds nothing, and the residual connection around the layer
+A choice whose expert is full is dropped: it adds nothing, and the residual connection around the layer
 carries the token. GShard's random dispatch of second choices is left out.
 
 Experts run "looped", one after the other on the tokens they have (dynamic shapes: the device is waited
 for), or "batched", all at once on tokens scattered into (experts, capacity, width) slots (static shapes,
-and products over empty slots). Both compute the same.
+and matmuls over empty slots). Both compute the same.
 
 Sources: Lepikhin et al., "GShard" (2020), arXiv 2006.16668; Fedus et al., "Switch Transformers" (2021),
 arXiv 2101.03961.
@@ -124,8 +124,8 @@ class ExpertLayer(nn.Module):
     Attributes:
         expert_implementation: "looped" or "batched".
         experts: Modules whose parameters all have the experts as their first dimension.
-        exchange: Runs (E, C, D) slots where their experts are, on other ranks; None runs them here. With it experts
-            are batched, however they run without.
+        exchange: Function that runs (E, C, D) slots where their experts are, on other ranks; None runs them here. With
+            it, experts always run batched.
     """
 
     expert_implementations: ClassVar[tuple[str, ...]] = ("looped", "batched")

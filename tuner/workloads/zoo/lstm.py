@@ -1,7 +1,7 @@
 """LSTM language model: embedding, LSTM layers with dropout between them, and an output layer that shares the
 embedding's weights.
 
-Its state begins with zeros in every sequence. The recurrence makes many small operators after each other,
+Its state begins with zeros in every sequence. The recurrence makes many small operators one after another,
 which libraries fuse for FP32 and 16 bits alike.
 
 Sources: Zaremba et al., "Recurrent Neural Network Regularization" (2014), arXiv 1409.2329; Press and Wolf,

@@ -38,7 +38,7 @@ def find_all(predictions: torch.Tensor, xywh: torch.Tensor, labels: torch.Tensor
     """Return all possible candidates of a level, with a mask of the actual ones.
 
     Args:
-        predictions: Of the level, (B, A, H, W, 5 + K).
+        predictions: Predictions of the level, (B, A, H, W, 5 + K).
         xywh: (B, G, 4), centre and size as shares of the image.
         labels: (B, G), negative where there is no box.
         anchors: (A, 2), widths and heights in cells.

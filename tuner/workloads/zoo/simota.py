@@ -39,8 +39,8 @@ class Boxes:
     """Boxes of a batch.
 
     Attributes:
-        image: (N), which image each is in.
-        label: (N), its class.
+        image: (N), index of each box's image.
+        label: (N), class of each box.
         xywh: (N, 4), centre and size as shares of the image.
     """
 
@@ -77,7 +77,7 @@ def find_candidates(boxes: Boxes, anchors: torch.Tensor, height: int, width: int
 
     Args:
         anchors: (A, 2), widths and heights in cells.
-        height: Cells of the level, as `width`.
+        height: Number of rows of cells of the level; `width` is the number of columns.
     """
     scale = boxes.xywh.new_tensor([width, height])
     centre, size = boxes.xywh[:, :2] * scale, boxes.xywh[:, 2:] * scale
@@ -121,7 +121,8 @@ def overlaps(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 def class_costs(labels: torch.Tensor, objectness: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
     """Return binary cross-entropy of p = sqrt(class probability * objectness), summed over the classes, (G, M).
 
-    All classes count as wrong, less the right one, which counts as right: no (G, M, K) tensor.
+    The costs of all classes as wrong ones are summed and corrected for the right one, so that no (G, M, K) tensor is
+    needed.
 
     Args:
         labels: (G).
@@ -162,7 +163,7 @@ def assign(
         anchors: (levels, A, 2), widths and heights in pixels.
 
     Returns:
-        Of each level, image by image.
+        Matches of each level, image by image.
     """
     levels = [p.float() for p in predictions]
     scaled = [anchors[number] / stride for number, stride in enumerate(strides)]

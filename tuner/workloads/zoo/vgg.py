@@ -1,7 +1,7 @@
 """VGG-16 (configuration D): stacks of 3 x 3 convolutions, and three linear layers that hold most of the parameters.
 
-Its gradients are large beside its arithmetic, and the largest are the first to be ready in the backward pass: a
-network between ranks shows.
+Its gradients are large beside its arithmetic, and the largest are the first to be ready in the backward pass: a slow
+network between ranks shows in the step time.
 
 Source: Simonyan and Zisserman, "Very Deep Convolutional Networks" (2014), arXiv 1409.1556, table 1 and section 3.1.
 """

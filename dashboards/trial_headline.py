@@ -10,7 +10,6 @@ from typing import NamedTuple
 from steptune.dashboards import units
 from steptune.dashboards.headline import Fact
 from steptune.dashboards.windows import get_spread
-from steptune.tuner.estimates import units_per_s
 from steptune.tuner.records import (
     Decision,
     FailureKind,
@@ -19,11 +18,11 @@ from steptune.tuner.records import (
     Purpose,
     Recommendation,
     SampleUnit,
-    Trial,
     TrialResult,
     TrialState,
 )
 from steptune.tuner.speeds import Method, speed_of
+from steptune.tuner.trial_figures import TrialFigures, TrialView
 
 PHASES = {
     Phase.BUILD: "during the build",
@@ -54,7 +53,7 @@ class TrialHeadline(NamedTuple):
 
 
 def get_trial_headline(
-    trial: Trial,
+    view: TrialView,
     unit: SampleUnit,
     decisions: Sequence[Decision] = (),
     recommendation: Recommendation | None = None,
@@ -65,13 +64,14 @@ def get_trial_headline(
         decisions: Decisions of its study; those that rest on this trial are shown.
         recommendation: Recommendation of its study, which states the speed of the trial's configuration.
     """
+    trial, figures = view
     own = [decision for decision in decisions if trial.trial_id in decision.trial_ids]
     result = trial.result
     if trial.state is TrialState.RUNNING:
         return TrialHeadline("neutral", "Running", "The trial is running; its results appear here when it ends.", ())
     if result is None:
         return TrialHeadline("warning", "Lost", "The trial has no results: its process or its worker died.", ())
-    facts = _facts(result, own, recommendation)
+    facts = _facts(result, figures, own, recommendation)
     if result.failure is not None:
         failure = result.failure
         title = f"{FAILURES[failure.kind]} {PHASES[failure.phase]}"
@@ -82,17 +82,16 @@ def get_trial_headline(
         return TrialHeadline(
             "warning", "Rejected: training differs from the reference", f"{result.guard.reason}.", facts
         )
-    if not result.clean_windows:
+    if figures.units_per_s is None:
         sentence = "Other programs used the machine in every window, or a limit was reached first."
         voids = [window.void for window in result.windows if window.void]
         if voids:
             sentence = f"Every window is void, the last one because {voids[-1]}."
         return TrialHeadline("warning", "Not measured: no valid timing window", sentence, facts)
-    rate = units_per_s(result)
     sentence = f"{_told(own[-1])}." if own else "No decision of the study depends on this trial alone."
     return TrialHeadline(
         "good" if own and own[-1].verdict in ("accepted", "confirmed") else "neutral",
-        units.rate(rate, unit),
+        units.rate(figures.units_per_s, unit),
         sentence,
         facts,
     )
@@ -103,12 +102,12 @@ def _told(decision: Decision) -> str:
 
 
 def _facts(
-    result: TrialResult, decisions: Sequence[Decision], recommendation: Recommendation | None
+    result: TrialResult, figures: TrialFigures, decisions: Sequence[Decision], recommendation: Recommendation | None
 ) -> tuple[Fact, ...]:
     return tuple(
         fact
         for fact in (
-            _step_fact(result),
+            _step_fact(result, figures),
             _estimate_fact(result, decisions),
             _configuration_fact(result, recommendation),
             _limit_fact(decisions),
@@ -124,18 +123,18 @@ def _facts(
     )
 
 
-def _step_fact(result: TrialResult) -> Fact | None:
+def _step_fact(result: TrialResult, figures: TrialFigures) -> Fact | None:
     spread = get_spread(result)
-    if spread is None:
+    if spread is None or figures.step_time_ns is None:
         return None
     width = f"± {units.percent(spread.half_width)} within this run, " if math.isfinite(spread.half_width) else ""
     void = f", {spread.num_void} void" if spread.num_void else ""
     restart = (
         f"; restarting the epoch takes {units.milliseconds(spread.restart_ms)} of the step" if spread.restart_ms else ""
     )
-    counted = units.counted(spread.num_clean, "window")
+    counted = units.counted(figures.num_windows, "window")
     contended = "; other programs used the machine" if result.contended else ""
-    return Fact("Step", units.milliseconds(spread.step_ms), f"{width}{counted}{void}{contended}{restart}")
+    return Fact("Step", units.milliseconds(figures.step_time_ns / 1e6), f"{width}{counted}{void}{contended}{restart}")
 
 
 def _estimate_fact(result: TrialResult, decisions: Sequence[Decision]) -> Fact | None:

@@ -21,6 +21,7 @@ from steptune.dashboards.windows import get_spread, get_windows_info, plot_windo
 from steptune.tuner.profiling.rank_comparison import main_rank
 from steptune.tuner.records import CollectiveStats, SampleUnit, Trial, TrialResult, TrialState
 from steptune.tuner.trace_records import Lane, RankAnalysis, TraceAnalysis
+from steptune.tuner.trial_figures import TrialView
 
 SCRIPTS = ("live.js", "lanes.js", "perfetto.js", "trial.js")
 
@@ -37,7 +38,8 @@ class SupportsHtml(Protocol):
 class TrialPageSource(TrialSource, Protocol):
     """Source of the data on a trial's page."""
 
-    def get_trial(self, trial_id: str) -> Trial: ...
+    def get_trial(self, trial_id: str) -> TrialView:
+        """Return a trial with its stored summary."""
 
     def trial_profile(self, trial: Trial) -> SupportsHtml | None:
         """Return the profile of a trial, as `render_profile` makes it; None for a trial without one."""
@@ -54,7 +56,8 @@ def trial_context(source: TrialPageSource, trial_id: str) -> dict[str, Any]:
     Raises:
         StudyNotFoundError: There is no such study.
     """
-    trial = source.get_trial(trial_id)
+    view = source.get_trial(trial_id)
+    trial = view.trial
     study = source.get_study(trial.study_id)
     decisions = [d for d in source.decisions(trial.study_id) if trial_id in d.trial_ids]
     unit = study.facts.sample_unit if study.facts else SampleUnit.SAMPLE
@@ -69,12 +72,13 @@ def trial_context(source: TrialPageSource, trial_id: str) -> dict[str, Any]:
         "unit": unit,
         "running": trial.state is TrialState.RUNNING,
         "result": result,
-        "headline": get_trial_headline(trial, unit, decisions, source.recommendation(trial.study_id)),
+        "headline": get_trial_headline(view, unit, decisions, source.recommendation(trial.study_id)),
         "decisions": decisions,
         "profile": profile,
         "peaks": result.memory if result is not None else (),
         "no_profile": "" if profile is not None else why_no_profile(trial),
         "windows": list(get_windows_info(result).itertuples()) if result else [],
+        "summary": view.figures,
         "spread": get_spread(result) if result else None,
         "guard": list(get_guard_info(result.guard).itertuples()) if result and result.guard else [],
         "compiled": compilation_sentence(result.compilation) if result and result.compilation else "",

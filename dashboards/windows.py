@@ -8,7 +8,7 @@ import pandas as pd
 
 from steptune.dashboards import theme
 from steptune.dashboards.figures import Figure
-from steptune.tuner.estimates import log_rate, restart_s_per_step, step_time_ns
+from steptune.tuner.estimates import log_rate, restart_s_per_step
 from steptune.tuner.records import TrialResult
 
 COLUMNS = (
@@ -18,16 +18,13 @@ COLUMNS = (
 
 
 class Spread(NamedTuple):
-    """Summary of the clean windows. `half_width` is that of the 95 % interval within this run, as a share; NaN or
+    """Scatter of the clean windows. `half_width` is that of the 95 % interval within this run, as a share; NaN or
     infinite below two windows.
     """
 
-    num_clean: int
     num_void: int
-    step_ms: float
-    """Milliseconds per step, including epoch restarts."""
     restart_ms: float
-    """Milliseconds of `step_ms` that epoch restarts take."""
+    """Milliseconds per step that epoch restarts take."""
     half_width: float
 
 
@@ -62,9 +59,7 @@ def get_spread(result: TrialResult) -> Spread | None:
     if not clean:
         return None
     return Spread(
-        num_clean=len(clean),
         num_void=len(result.windows) - len(clean),
-        step_ms=step_time_ns(result) / 1e6,
         restart_ms=restart_s_per_step(result) * 1e3,
         half_width=log_rate(result).half_width(),
     )

@@ -30,10 +30,12 @@ from steptune.service.described import MACHINES, WORKLOADS
 from steptune.service.settings import Settings
 from steptune.tuner.costs.categories import CATEGORIES, GROUPS
 from steptune.tuner.profiling.compile_findings import COMPILE_RULES
-from steptune.tuner.profiling.diagnosis import BUSY, RULES, Rule
+from steptune.tuner.profiling.diagnosis import RULES
 from steptune.tuner.profiling.evidence import RECURRING, UNPACED
 from steptune.tuner.profiling.quality import PROBLEMS
 from steptune.tuner.profiling.rank_findings import SKEW_THRESHOLDS
+from steptune.tuner.profiling.rules.input import BUSY
+from steptune.tuner.profiling.rules.rule import Rule
 from steptune.tuner.profiling.stall_findings import STALL_ADVICE, STALL_THRESHOLDS
 from steptune.tuner.profiling.stalls import LEAST_NS, MOST_NS, PACES
 from steptune.tuner.records import (

@@ -20,7 +20,7 @@ from steptune.tuner.records import Candidate, MeasureSettings, Recommendation, S
 from steptune.tuner.scripts.agent import OUTSIDE
 from steptune.tuner.scripts.diff import script_diff
 from steptune.tuner.scripts.look import Look
-from steptune.tuner.scripts.runner import Start
+from steptune.tuner.scripts.starts import Start
 from steptune.tuner.scripts.verification import UNCHANGED, Changed, ScriptVerification, verify_script
 from steptune.tuner.speeds import answer_of
 from steptune.tuner.workloads.reference import workload_of

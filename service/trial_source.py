@@ -31,6 +31,7 @@ from steptune.tuner.profiling.tiles import LaneTables, shown_lanes
 from steptune.tuner.records import Decision, Recommendation, Study, Trial, TrialResult
 from steptune.tuner.store_rules import AnyRecord, decode, no_such_trial
 from steptune.tuner.trace_records import Lane, RankAnalysis, TraceAnalysis
+from steptune.tuner.trial_figures import TrialFigures, TrialView
 from steptune.tuner.trials.analysis_files import read_analysis, read_lanes
 
 MAX_OLD_BYTES = 8 << 20
@@ -46,7 +47,10 @@ _TRIALS = (
     .where(TrialRow.study_id == bindparam("study_id"))
     .order_by(TrialRow.sequence)
 )
-_TRIAL = select(TrialRow.record, TrialRow.state, TrialRow.result).where(TrialRow.trial_id == bindparam("trial_id"))
+_FIGURES = tuple(getattr(TrialRow, name) for name in TrialFigures._fields)
+_TRIAL = select(TrialRow.record, TrialRow.state, TrialRow.result, *_FIGURES).where(
+    TrialRow.trial_id == bindparam("trial_id")
+)
 _DECISIONS = (
     select(DecisionRow.record).where(DecisionRow.study_id == bindparam("study_id")).order_by(DecisionRow.sequence)
 )
@@ -128,12 +132,18 @@ class KeptTrials:
             found: str | None = connection.scalar(query, {"study_id": study_id})
             return found
 
-    def get_trial(self, trial_id: str) -> Trial:
+    def get_trial(self, trial_id: str) -> TrialView:
+        """Return a trial with its stored summary, for its page and for REST.
+
+        Raises:
+            StudyNotFoundError: There is no such trial.
+        """
         with querying(self._store.engine) as connection:
             found = connection.execute(_TRIAL, {"trial_id": trial_id}).one_or_none()
         if found is None:
             raise no_such_trial(trial_id)
-        return self._records.trial(*found)
+        record, state, result, *figures = found
+        return TrialView(self._records.trial(record, state, result), TrialFigures(*figures))
 
     def trial_files(self, trial_id: str) -> dict[str, int]:
         found = outcomes.list_artifacts(self._store.engine, trial_id=trial_id, limit=_MAX_KINDS, after=None)

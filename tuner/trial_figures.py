@@ -1,4 +1,4 @@
-"""Measurements of a trial for lists, computed once when the trial completes."""
+"""Summary of a trial, computed once when the trial completes, and the view of a trial that pages and REST read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from steptune.tuner.estimates import log_rate, log_ratio, step_time_ns, units_per_s
-from steptune.tuner.records import TrialResult
+from steptune.tuner.records import Trial, TrialResult
 
 
 class TrialFigures(NamedTuple):
@@ -25,6 +25,18 @@ class TrialFigures(NamedTuple):
     units_per_s: float | None
     num_windows: int
     gain: float | None
+
+
+class TrialView(NamedTuple):
+    """A trial with its stored summary.
+
+    Attributes:
+        trial: Trial with its result.
+        figures: Summary of the result.
+    """
+
+    trial: Trial
+    figures: TrialFigures
 
 
 def figures_of(result: TrialResult, references: Sequence[TrialResult]) -> TrialFigures:

@@ -31,6 +31,8 @@ from steptune.service.queries import profiles
 from steptune.service.queries import trials as queries
 from steptune.service.queries.stored import value_of
 from steptune.service.settings.scopes import Scope
+from steptune.service.store import SqlStudyStore
+from steptune.service.trial_source import KeptTrials
 from steptune.tuner.errors import MissingDependencyError
 from steptune.tuner.export.study_formats import STUDY_FORMATS
 from steptune.tuner.records import CollectiveStats, Finding, GapSite, KernelStats, TrialState, Window
@@ -107,10 +109,9 @@ def get_optuna_study(request: Request, principal: Reader, study_id: StudyId) -> 
 def get_trial(request: Request, principal: Reader, trial_id: TrialId) -> Response:
     service = services(request)
     check_trial(service.engine, trial_id, principal)
-    trial = queries.find_trial(service.engine, trial_id)
-    if trial is None:
-        raise not_found("trial", trial_id)
-    return answer(request, trial)
+    trials = KeptTrials(SqlStudyStore(service.engine), service.artifacts, service.records)
+    attempts = queries.list_attempts(service.engine, trial_id)
+    return answer(request, queries.trial_detail(trials.get_trial(trial_id), attempts))
 
 
 @router.get(

@@ -34,6 +34,36 @@ class CommandOrWorkload(TyperCommand):
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
 
 
+def require_workload(workload: str | None, verb: str) -> str:
+    """Return the workload of a command without another command after `--`.
+
+    Args:
+        verb: Activity of the command, for the refusal.
+
+    Raises:
+        ChoiceError: None was given.
+    """
+    if workload is None:
+        raise ChoiceError(f"nothing to {verb}: name a workload, or a command after `--`")
+    return workload
+
+
+def check_command(command: Sequence[str], workload: str | None, verb: str) -> None:
+    """Check a command after `--`.
+
+    Args:
+        workload: Workload that was given as well, if any.
+        verb: Activity of the command that takes it, for the refusal.
+
+    Raises:
+        ChoiceError: The command is empty, or a workload was given as well.
+    """
+    if not command:
+        raise ChoiceError("no command after `--`: write the training command there, like `-- python train.py`")
+    if workload is not None:
+        raise ChoiceError(f"both the workload {workload} and a command after `--` are given: {verb} one of them")
+
+
 def refuse_secrets(command: Sequence[str]) -> None:
     """Refuse a command if the name of an argument suggests a secret: the study, its report and its exports show the
     command.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,9 +10,16 @@ import typer
 from rich.markup import escape
 from rich.text import Text
 
-from steptune.service.cli.commands import COMMAND, NOT_PROFILED, CommandOrWorkload, name_links_out, refuse_options
+from steptune.service.cli.commands import (
+    COMMAND,
+    NOT_PROFILED,
+    CommandOrWorkload,
+    check_command,
+    refuse_options,
+    require_workload,
+)
 from steptune.service.cli.console import errors, output, print_json, say, settings_with
-from steptune.service.cli.options import AsJson, Database, Device, ForeignLoad, Isolation, Python, Seed
+from steptune.service.cli.options import AsJson, Database, Device, ForeignLoad, Isolation, Python, Seed, Workload
 from steptune.service.tables import plain_table
 from steptune.tuner.errors import ChoiceError
 from steptune.tuner.hardware import check_platform
@@ -31,14 +37,7 @@ def register(app: typer.Typer) -> None:
 
 def profile(
     context: typer.Context,
-    workload: Annotated[
-        str | None,
-        typer.Argument(
-            help="path/to/file.py:ClassName, package.module:ClassName or zoo:NAME.",
-            metavar="WORKLOAD",
-            show_default=False,
-        ),
-    ] = None,
+    workload: Workload = None,
     trace: Annotated[
         Path | None,
         typer.Option(help="Write the trace to this path (.json.gz, opens in Perfetto).", show_default=False),
@@ -74,20 +73,12 @@ def profile(
     if command is None:
         if full or in_place:
             raise ChoiceError("--full and --in-place require a command: write it after `--`")
-        if workload is None:
-            raise ChoiceError("nothing to profile: name a workload, or a command after `--`")
+        workload = require_workload(workload, "profile")
         _profile_workload(workload, trace, seed, device, foreign_load, python, isolation, as_json=as_json)
         return
-    _check_command(context, command, workload)
-    _profile_script(command, trace, full=full, in_place=in_place, as_json=as_json)
-
-
-def _check_command(context: typer.Context, command: Sequence[str], workload: str | None) -> None:
-    if not command:
-        raise ChoiceError("no command after `--`: write the training command there, like `-- python train.py`")
-    if workload is not None:
-        raise ChoiceError(f"both the workload {workload} and a command after `--` are given: profile one of them")
+    check_command(command, workload, "profile")
     refuse_options(context, ("seed", "device", "foreign_load", "python", "isolation"))
+    _profile_script(command, trace, full=full, in_place=in_place, as_json=as_json)
 
 
 def _profile_workload(

@@ -114,6 +114,21 @@ ObjectiveName = Annotated[
         callback=lambda value: _known_objective(value),
     ),
 ]
+Workload = Annotated[
+    str | None,
+    typer.Argument(
+        help="path/to/file.py:ClassName, package.module:ClassName or zoo:NAME.",
+        metavar="WORKLOAD",
+        show_default=False,
+    ),
+]
+Budget = Annotated[str, typer.Option(help="Time for the whole study, like 90s, 5m or 1h30m.")]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(help="Also try choices that change the training: lossy, recipe.", show_default=False),
+]
+Only = Annotated[list[str] | None, typer.Option(help="Only these strategies.", show_default=False)]
+Skip = Annotated[list[str] | None, typer.Option(help="Without these strategies.", show_default=False)]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of the search, the samples and the initial state.")]
 
 

@@ -8,16 +8,20 @@ from typing import Annotated, Any
 
 import typer
 
-from steptune.service.cli.commands import COMMAND, CommandOrWorkload, refuse_options
+from steptune.service.cli.commands import COMMAND, CommandOrWorkload, check_command, refuse_options, require_workload
 from steptune.service.cli.console import errors, output, print_json, say
 from steptune.service.cli.options import (
+    Allow,
     AsJson,
+    Budget,
     Device,
     ForeignLoad,
     ObjectiveName,
+    Only,
     QuietMachine,
     SearchName,
     Seed,
+    Skip,
     parse_allowed,
     parse_names,
 )
@@ -77,16 +81,13 @@ def submit(
     other_versions: Annotated[
         bool, typer.Option("--other-versions", help="Accept workers with other versions of the script's packages.")
     ] = False,
-    budget: Annotated[str, typer.Option(help="Time for the whole study, like 90s, 5m or 1h30m.")] = "10m",
+    budget: Budget = "10m",
     trials: Annotated[
         int | None, typer.Option(min=1, help="Maximum number of trials that the search suggests.", show_default=False)
     ] = None,
-    allow: Annotated[
-        list[str] | None,
-        typer.Option(help="Also try choices that change the training: lossy, recipe.", show_default=False),
-    ] = None,
-    only: Annotated[list[str] | None, typer.Option(help="Only these strategies.", show_default=False)] = None,
-    skip: Annotated[list[str] | None, typer.Option(help="Without these strategies.", show_default=False)] = None,
+    allow: Allow = None,
+    only: Only = None,
+    skip: Skip = None,
     search: SearchName = "model",
     objective: ObjectiveName = "throughput",
     seed: Seed = 0,
@@ -169,12 +170,10 @@ def _manifest(
 ) -> ScriptManifest | None:
     """Return the launch settings of the script, if a command was given."""
     if command is None:
-        if workload is None:
-            raise ChoiceError("nothing to submit: name a workload, or a command after `--`")
+        require_workload(workload, "submit")
         refuse_options(context, ("env", "data", "other_versions"), "scripts")
         return None
-    if workload is not None:
-        raise ChoiceError(f"both the workload {workload} and a command after `--` are given: submit one of them")
+    check_command(command, workload, "submit")
     refuse_options(context, ("folder", "num_hosts", "memory_limit"))
     return manifest_of(command, Path.cwd(), env, data, other_versions=other_versions)
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from steptune.service.cli.commands import refuse_secrets
+from steptune.service.cli.commands import check_command, refuse_secrets
 from steptune.service.cli.console import say
 from steptune.service.client import Client
 from steptune.service.client.packing import python_sources
@@ -27,8 +27,7 @@ def manifest_of(
         ChoiceError: The command, a variable or a path of data means something on this machine only.
         WorkloadRejectedError: A variable sounds like a secret.
     """
-    if not command:
-        raise ChoiceError("no command after `--`: write the training command there, like `-- python train.py`")
+    check_command(command, None, "submit")
     refuse_secrets(command)
     if Path(command[0]).is_absolute():
         raise ChoiceError(f"workers may not have {command[0]}: write {Path(command[0]).name} to use the worker's own")

@@ -12,7 +12,14 @@ import typer
 from msgspec.structs import replace
 from rich.markup import escape
 
-from steptune.service.cli.commands import COMMAND, CommandOrWorkload, name_links_out, refuse_options, refuse_secrets
+from steptune.service.cli.commands import (
+    COMMAND,
+    CommandOrWorkload,
+    check_command,
+    refuse_options,
+    refuse_secrets,
+    require_workload,
+)
 from steptune.service.cli.console import (
     INTERRUPTED,
     database_option,
@@ -27,7 +34,9 @@ from steptune.service.cli.inspect_study import resolve
 from steptune.service.cli.live import live_progress
 from steptune.service.cli.options import (
     RAY,
+    Allow,
     AsJson,
+    Budget,
     ClusterAddress,
     Database,
     Device,
@@ -36,12 +45,15 @@ from steptune.service.cli.options import (
     Isolation,
     NumHosts,
     ObjectiveName,
+    Only,
     Python,
     QuietMachine,
     RunnerName,
     SearchName,
     Seed,
+    Skip,
     StudyId,
+    Workload,
     cluster_of,
     parse_allowed,
     parse_names,
@@ -104,15 +116,8 @@ def register(app: typer.Typer) -> None:
 
 def tune(
     context: typer.Context,
-    workload: Annotated[
-        str | None,
-        typer.Argument(
-            help="path/to/file.py:ClassName, package.module:ClassName or zoo:NAME.",
-            metavar="WORKLOAD",
-            show_default=False,
-        ),
-    ] = None,
-    budget: Annotated[str, typer.Option(help="Time for the whole study, like 90s, 5m or 1h30m.")] = "10m",
+    workload: Workload = None,
+    budget: Budget = "10m",
     trials: Annotated[
         int | None,
         typer.Option(
@@ -121,12 +126,9 @@ def tune(
             show_default=False,
         ),
     ] = None,
-    allow: Annotated[
-        list[str] | None,
-        typer.Option(help="Also try choices that change the training: lossy, recipe.", show_default=False),
-    ] = None,
-    only: Annotated[list[str] | None, typer.Option(help="Only these strategies.", show_default=False)] = None,
-    skip: Annotated[list[str] | None, typer.Option(help="Without these strategies.", show_default=False)] = None,
+    allow: Allow = None,
+    only: Only = None,
+    skip: Skip = None,
     search: SearchName = "model",
     objective: ObjectiveName = "throughput",
     seed: Seed = 0,
@@ -195,8 +197,7 @@ def tune(
         with opened_store(way.settings) as store:
             _tune_script(command, settings, store, way)
         return
-    if workload is None:
-        raise ChoiceError("nothing to tune: name a workload, or a command after `--`")
+    workload = require_workload(workload, "tune")
     from steptune.service.launched import num_hosts_of, num_ranks_of, refuse_launcher
     from steptune.service.studies import new_study
 
@@ -350,10 +351,7 @@ def _check_command(context: typer.Context, command: Sequence[str], workload: str
     from steptune.service.launched import refuse_several_hosts
 
     check_platform()
-    if not command:
-        raise ChoiceError("no command after `--`: write the training command there, like `-- python train.py`")
-    if workload is not None or context.args:
-        raise ChoiceError(f"both the workload {workload} and a command after `--` are given: tune one of them")
+    check_command(command, workload, "tune")
     refuse_options(context, OF_WORKLOADS)
     refuse_secrets(command)
     refuse_several_hosts(command)

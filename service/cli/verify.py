@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from steptune.service.cli.commands import COMMAND, CommandOrWorkload, refuse_options
+from steptune.service.cli.commands import COMMAND, CommandOrWorkload, check_command, refuse_options
 from steptune.service.cli.console import INTERRUPTED, errors, opened_store, output, print_json, say, settings_with
 from steptune.service.cli.inspect_study import resolve
 from steptune.service.cli.options import AsJson, Database, Isolation, Python, StudyId
@@ -57,8 +57,8 @@ def verify(
     Write a script's command after `--`, as it was tuned: `steptune verify -- python train.py --lr 1e-3`.
     """
     command: tuple[str, ...] | None = context.meta.get(COMMAND)
-    if command == ():
-        raise ChoiceError("no command after `--`: write the training command there, like `-- python train.py`")
+    if command is not None:
+        check_command(command, None, "verify")
     if edited is not None and command is None:
         raise ChoiceError("--edited requires a command: write it after `--`")
     check_platform()

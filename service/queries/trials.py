@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Engine, Integer, Select, bindparam, select
 
+from steptune.service.alike import record_like
 from steptune.service.connections import querying, reading
 from steptune.service.messages import TrialAttempt, TrialDetail, TrialSummary
 from steptune.service.models import StudyRow, TrialAttemptRow, TrialRow
 from steptune.service.queries.packed import packed_rows
-from steptune.service.queries.stored import message, parts_of, value_of
+from steptune.service.queries.stored import message, parts_of
 from steptune.service.queries.studies import Owner
 from steptune.service.rows import trial_of
-from steptune.tuner.records import Study, Trial, TrialState
+from steptune.tuner.records import Study, Trial, TrialResult, TrialState
 from steptune.tuner.store_rules import decode
+from steptune.tuner.trial_figures import TrialView
 
 _COLUMNS = (
     TrialRow.trial_id,
@@ -45,7 +48,7 @@ def list_trials(
     given = {name: value for name, value in given.items() if value is not None}
     with querying(engine) as connection:
         rows = packed_rows(connection, _listing(frozenset(given)), given)
-    return [TrialSummary(**_summary(*row)) for row in rows]
+    return [_summary(*row) for row in rows]
 
 
 def whole_study(engine: Engine, study_id: str, *, state: str | None = None) -> tuple[Study, list[Trial]] | None:
@@ -69,14 +72,30 @@ def trial_owner(engine: Engine, trial_id: str) -> Owner:
         return Owner(exists=row is not None, owner_id=None if row is None else row[0])
 
 
-def find_trial(engine: Engine, trial_id: str) -> TrialDetail | None:
-    """Return a trial with its outcome, without the lists that have resources of their own."""
+def list_attempts(engine: Engine, trial_id: str) -> list[TrialAttempt]:
+    """List the process starts of a trial."""
     with querying(engine) as connection:
-        row = connection.execute(_TRIAL, {"trial_id": trial_id}).one_or_none()
-        if row is None:
-            return None
-        attempts = [_attempt(found) for found in connection.execute(_ATTEMPTS, {"trial_id": trial_id})]
-        return _detail(row, attempts)
+        return [_attempt(found) for found in connection.execute(_ATTEMPTS, {"trial_id": trial_id})]
+
+
+def trial_detail(view: TrialView, attempts: Sequence[TrialAttempt]) -> TrialDetail:
+    """Return the REST form of a trial, without the lists that have resources of their own."""
+    trial, result = view.trial, view.trial.result
+    shown = result or TrialResult(
+        trial_id=trial.trial_id, candidate=trial.candidate, purpose=trial.purpose, group=trial.group
+    )
+    return record_like(
+        TrialDetail,
+        view.figures,
+        trial,
+        shown,
+        candidate_key=trial.candidate.key,
+        failure_kind=None if shown.failure is None else shown.failure.kind,
+        attempts=tuple(attempts),
+        guard_passed=None if shown.guard is None else shown.guard.passed,
+        isolation=None if result is None else result.isolation,
+        interpreter=None if result is None else result.interpreter,
+    )
 
 
 # Making a statement takes longer than running it, so those of reads are made once.
@@ -98,9 +117,6 @@ _ATTEMPTS = (
 )
 
 
-_TRIAL = select(TrialRow.result, *_COLUMNS).where(TrialRow.trial_id == bindparam("trial_id"))
-
-
 @functools.cache
 def _listing(given: frozenset[str]) -> Select[*tuple[Any, ...]]:
     """Return the statement of a list with a state and `after`, or without."""
@@ -117,56 +133,35 @@ def _summary(  # noqa: PLR0913  a column each
     study_id: str,
     sequence: int,
     candidate_key: str,
-    purpose: str,
+    purpose: Any,
     group: str,
     replicate: int,
-    state: str,
-    failure_kind: str | None,
+    state: Any,
+    failure_kind: Any,
     stored_record: str,
     step_time_ns: float | None,
     units_per_s: float | None,
     num_windows: int,
     gain: float | None,
-) -> dict[str, Any]:
+) -> TrialSummary:
     """Build a summary from the columns of `_COLUMNS`, in their order."""
     record = parts_of(stored_record)
-    return {
-        "trial_id": trial_id,
-        "study_id": study_id,
-        "sequence": sequence,
-        "candidate": record["candidate"],
-        "candidate_key": candidate_key,
-        "purpose": purpose,
-        "group": group,
-        "replicate": replicate,
-        "state": state,
-        "failure_kind": failure_kind,
-        "started_at": record["started_at"],
-        "step_time_ns": step_time_ns,
-        "units_per_s": units_per_s,
-        "num_windows": num_windows,
-        "gain": gain,
-    }
-
-
-def _detail(row: Any, attempts: list[TrialAttempt]) -> TrialDetail:
-    stored_result, *columns = row
-    result = {} if stored_result is None else parts_of(stored_result)
-    return TrialDetail(
-        **_summary(*columns),
-        attempts=tuple(attempts),
-        repeated=result.get("repeated", ()),
-        failure=result.get("failure"),
-        guard_passed=(value_of(result.get("guard")) or {}).get("passed"),
-        startup=result.get("startup"),
-        memory=result.get("memory", ()),
-        effects=result.get("effects", ()),
-        contended=result.get("contended", False),
-        unmeasured=result.get("unmeasured", ()),
-        isolation=result.get("isolation"),
-        interpreter=result.get("interpreter"),
-        phases_ns=result.get("phases_ns", {}),
-        epoch_restart_ns=result.get("epoch_restart_ns"),
+    return TrialSummary(
+        trial_id=trial_id,
+        study_id=study_id,
+        sequence=sequence,
+        candidate=record["candidate"],
+        candidate_key=candidate_key,
+        purpose=purpose,
+        group=group,
+        replicate=replicate,
+        state=state,
+        failure_kind=failure_kind,
+        started_at=record["started_at"],
+        step_time_ns=step_time_ns,
+        units_per_s=units_per_s,
+        num_windows=num_windows,
+        gain=gain,
     )
 
 

@@ -5,24 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
-from typing import Any
 
 from msgspec.structs import replace
-from sqlalchemy import Engine, Select, delete, func, literal, or_, select, update
+from sqlalchemy import Engine, delete, func, select, update
 from sqlalchemy.orm import Session
 
-from steptune.service import advisory_locks, rows
+from steptune.service import rows
 from steptune.service.connections import reading, writing
 from steptune.service.fencing import Lease, database_now, hold
-from steptune.service.models import (
-    QueueEntryRow,
-    ResourceSlotRow,
-    StudyRow,
-    UserRow,
-    WorkerRow,
+from steptune.service.models import QueueEntryRow, ResourceSlotRow, StudyRow, UserRow, WorkerRow
+from steptune.service.queue.claiming import candidates
+from steptune.service.queue.claims import (
+    anything_to_do,
+    claim_candidate,
+    end_dead_claims,
+    given_up,
+    one_claim_at_a_time,
 )
-from steptune.service.places import CUDA, place_of
-from steptune.service.queue.claiming import Candidate, candidates, claimable
 from steptune.service.queue.draining import Due, due_on, end_wait, holds_hosts, join_cluster, keep_wait
 from steptune.service.queue.entries import (
     account,
@@ -35,27 +34,17 @@ from steptune.service.queue.entries import (
     locked,
     select_entries,
     set_state,
-    source_of,
     wished,
 )
-from steptune.service.queue.records import (
-    BEGUN,
-    ENDED,
-    Claim,
-    QueueEntry,
-    Quotas,
-    WorkerInfo,
-    WorkerOffer,
-    stored_kind,
-)
+from steptune.service.queue.records import BEGUN, ENDED, Claim, QueueEntry, Quotas, WorkerInfo, WorkerOffer, stored_kind
+from steptune.service.queue.submission import check_queued, check_requirements
 from steptune.service.queue.usage import Usage, keep_usage, limits_of, usage_by_owner
 from steptune.service.queue.waiting import is_waiting, waits_for
 from steptune.service.queue.workers import known_workers
 from steptune.service.store import insert_missing, write_event, write_study
 from steptune.tuner import store_rules
-from steptune.tuner.errors import ChoiceError, QuotaExceededError, StateConflictError
+from steptune.tuner.errors import StateConflictError
 from steptune.tuner.records import Study, StudyState
-from steptune.tuner.store_rules import decode
 
 LEASE_S = 60.0
 """Default seconds without a heartbeat after which a worker counts as dead."""
@@ -64,6 +53,8 @@ HOSTS_WAIT_S = 600.0
 MAX_LOSSES = 5
 """Default maximum of consecutive workers that may die with a study, without a complete trial, before it fails."""
 FORGET_WORKERS = timedelta(days=1)
+_SAME = QueueEntryRow.version
+"""Expression that leaves the version unchanged: a heartbeat changes nothing that a reader sees."""
 
 
 class StudyQueue:
@@ -122,11 +113,11 @@ class StudyQueue:
             StoreError: There is a study with this id.
         """
         kind = required_device_kind or study.settings.device
-        _check_requirements(kind, required_hardware, num_devices)
+        check_requirements(kind, required_hardware, num_devices)
         with writing(self._engine) as session:
             if session.get(StudyRow, study.study_id) is not None:
                 raise store_rules.study_repeated(study.study_id)
-            self._check_queued(session, owner_id)
+            check_queued(session, owner_id, self._quotas)
             keep_source(session, source_id)
             write_study(session, replace(study, state=StudyState.QUEUED, message=""))
             owned = update(StudyRow).where(StudyRow.study_id == study.study_id)
@@ -226,7 +217,7 @@ class StudyQueue:
                 entry.requested = ""
                 entry.version += 1
             elif state in (StudyState.PAUSED, StudyState.INTERRUPTED, StudyState.FAILED):
-                self._check_queued(session, study.owner_id)
+                check_queued(session, study.owner_id, self._quotas)
                 entry.queued_at = database_now(session)
                 entry.num_lost = 0
                 end_claim(session, study, entry, StudyState.QUEUED)
@@ -327,17 +318,17 @@ class StudyQueue:
             leaving: Studies that it must not take for now.
         """
         with reading(self._engine) as session:  # claims take turns, and most looks of idle workers find nothing
-            if session.scalar(_anything_to_do(database_now(session))) is None:
+            if session.scalar(anything_to_do(database_now(session))) is None:
                 return None
         with writing(self._engine) as session:
-            _one_claim_at_a_time(session)
+            one_claim_at_a_time(session)
             now = database_now(session)
-            self._bury(session, now, takes_over=True)
+            end_dead_claims(session, now, self._max_losses, takes_over=True)
             due = self._due(session, offer.cluster, now)
             for candidate in candidates(session, offer, now, self._quotas, leaving=leaving, due=due):
                 if candidate.owner_id in resting:
                     continue
-                claim = self._take(session, candidate, offer, now)
+                claim = claim_candidate(session, candidate, offer, now, self._lease_s)
                 if claim is not None:
                     return claim
             return None
@@ -414,7 +405,7 @@ class StudyQueue:
             LeaseLostError: The lease is over.
         """
         with writing(self._engine) as session:
-            _one_claim_at_a_time(session)
+            one_claim_at_a_time(session)
             now = database_now(session)
             hold(session, lease, lease.study_id)
             study, entry = locked(session, lease.study_id)
@@ -442,7 +433,7 @@ class StudyQueue:
         of users are carried out, and all other studies wait again.
         """
         with writing(self._engine) as session:
-            self._bury(session, database_now(session), study_id)
+            end_dead_claims(session, database_now(session), self._max_losses, study_id)
 
     def num_idle(self) -> int:
         """Return the number of workers that are alive and have no study."""
@@ -494,7 +485,7 @@ class StudyQueue:
             if lost:
                 entry.num_lost += 1
                 if state is StudyState.QUEUED and entry.num_lost >= self._max_losses:
-                    state, message = StudyState.FAILED, _given_up(entry.num_lost, message)
+                    state, message = StudyState.FAILED, given_up(entry.num_lost, message)
             end_claim(session, study, entry, state, message)
 
     def leave(self, worker_id: str) -> None:
@@ -529,80 +520,9 @@ class StudyQueue:
             session.flush()
             return self._entry(session, study_id)
 
-    def _bury(self, session: Session, now: datetime, study_id: str | None = None, *, takes_over: bool = False) -> None:
-        """End the claims of dead workers.
-
-        Args:
-            study_id: Study whose claims are ended; None for all.
-            takes_over: Leave claims that another worker will take over: of studies that have not ended, whose users do
-                not want them to, and that do not kill workers.
-        """
-        lost = select_entries(None if study_id is None else [study_id]).where(QueueEntryRow.lease_until <= now)
-        if takes_over:
-            given_up = QueueEntryRow.num_lost + 1 >= self._max_losses
-            lost = lost.where(or_(StudyRow.state != StudyState.RUNNING.value, QueueEntryRow.requested != "", given_up))
-        for study, entry in session.execute(lost.with_for_update(**_BOTH)).all():
-            if study.state == StudyState.QUEUED.value:  # it waited for hosts, and nothing of it ran
-                end_claim(session, study, entry, wished(entry, StudyState.QUEUED))
-                continue
-            entry.num_lost += 1
-            if study.state != StudyState.RUNNING.value:
-                end_claim(session, study, entry, StudyState(study.state), decode(study.record, Study).message)
-            elif entry.requested or entry.num_lost < self._max_losses:
-                end_claim(session, study, entry, wished(entry, StudyState.QUEUED))
-            else:
-                end_claim(session, study, entry, StudyState.FAILED, _given_up(entry.num_lost, ""))
-
-    def _take(self, session: Session, candidate: Candidate, offer: WorkerOffer, now: datetime) -> Claim | None:
-        """Give a study to the worker, unless another transaction is changing the study at this moment."""
-        query = select_entries([candidate.study_id]).where(claimable(now))
-        found = session.execute(query.with_for_update(**_BOTH)).one_or_none()
-        if found is None:
-            return None
-        study, entry = found
-        if study.state == StudyState.RUNNING.value:
-            account(entry, now)
-            entry.num_lost += 1
-        entry.worker_id = offer.worker_id
-        entry.fence += 1
-        entry.num_claims += not offer.reserves
-        entry.claimed_at = None if offer.reserves else now
-        entry.lease_until = now + timedelta(seconds=self._lease_s)
-        entry.version += 1
-        slots = offer.slots_for(entry.num_devices)
-        entry.place = place_of(offer.host_id, slots)
-        for slot in slots:
-            row = session.get_one(ResourceSlotRow, (offer.host_id, slot.kind, slot.number), with_for_update=True)
-            row.study_id, row.fence = study.study_id, entry.fence
-        set_state(session, study, StudyState.QUEUED if offer.reserves else StudyState.RUNNING)
-        session.execute(update(WorkerRow).where(WorkerRow.worker_id == offer.worker_id).values(state="busy"))
-        return Claim(
-            lease=Lease(study_id=study.study_id, worker_id=offer.worker_id, fence=entry.fence),
-            study=decode(study.record, Study),
-            owner_id=study.owner_id,
-            source=source_of(session, entry),
-            other_hardware=entry.required_hardware is not None,
-            slots=slots,
-            place=entry.place,
-        )
-
     def _due(self, session: Session, cluster: str, now: datetime) -> Due | None:
         patience, silence = timedelta(seconds=self._hosts_wait_s), timedelta(seconds=self._lease_s)
         return due_on(session, cluster, now, self._quotas, patience=patience, silence=silence)
-
-    def _check_queued(self, session: Session, owner_id: str | None) -> None:
-        user = session.get(UserRow, owner_id, with_for_update=True) if owner_id is not None else None
-        limit = limits_of(user, self._quotas).max_queued
-        waiting = select(func.count()).where(StudyRow.owner_id == owner_id, StudyRow.state == StudyState.QUEUED.value)
-        num_waiting = session.scalar(waiting) or 0
-        if limit is not None and num_waiting >= limit:
-            raise QuotaExceededError(
-                f"{num_waiting} studies are already waiting in the queue, but the limit is {limit}: cancel one, or "
-                "wait",
-                quota="max_queued",
-                value=num_waiting + 1,
-                limit=limit,
-            )
 
     def _entry(self, session: Session, study_id: str) -> QueueEntry:
         found = self._entries(session, [study_id])
@@ -619,45 +539,3 @@ class StudyQueue:
         dues = {cluster: self._due(session, cluster, now) for cluster in {worker.cluster for worker in workers}}
         reasons = waits_for(session, ordered, workers, dues, self._quotas, now)
         return [entry_of(*entry, reason) for entry, reason in zip(ordered, reasons, strict=True)]
-
-
-def _anything_to_do(now: datetime) -> Select[int]:
-    over = QueueEntryRow.lease_until <= now  # also of a study that had ended: its claim is ended beside
-    query = select(literal(1)).select_from(StudyRow)
-    return (
-        query.join(QueueEntryRow, QueueEntryRow.study_id == StudyRow.study_id).where(or_(claimable(now), over)).limit(1)
-    )
-
-
-def _one_claim_at_a_time(session: Session) -> None:
-    if session.get_bind().dialect.name == "postgresql":
-        session.execute(select(func.pg_advisory_xact_lock(advisory_locks.CLAIMS)))
-
-
-_BOTH: dict[str, Any] = {"of": (QueueEntryRow, StudyRow), "skip_locked": True}
-"""Options that lock both rows: PostgreSQL repeats the conditions on a row that another transaction has changed only if
-the row is locked.
-"""
-_SAME = QueueEntryRow.version
-"""Expression that leaves the version unchanged: a heartbeat changes nothing that a reader sees."""
-
-
-def _given_up(num_lost: int, message: str) -> str:
-    because = f": {message}" if message else ""
-    return (
-        f"the study failed because {num_lost} workers in a row died while they ran it, before a trial was "
-        f"complete{because}. Check that the machine has enough memory for the workload, then retry with `resume`"
-    )
-
-
-def _check_requirements(kind: str | None, hardware: str | None, num_devices: int) -> None:
-    if kind not in (None, "cpu", CUDA):
-        raise ChoiceError(f"the required device must be `cpu` or `cuda`, got {kind!r}")
-    if hardware is not None and not hardware.strip():
-        raise ChoiceError(
-            "the required hardware must not be empty: give a fingerprint or a part of a label, or leave it out"
-        )
-    if num_devices < 1 or (kind == "cpu" and num_devices > 1):
-        raise ChoiceError(
-            f"the number of required devices must be at least 1, and exactly 1 on the CPU, got {num_devices}"
-        )

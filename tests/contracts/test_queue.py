@@ -32,7 +32,7 @@ from steptune.service.models import (
     UserRow,
     WorkloadRow,
 )
-from steptune.service.queue import Claim, Quotas, StudyQueue, WorkerOffer, repository
+from steptune.service.queue import Claim, Quotas, StudyQueue, WorkerOffer, claims
 from steptune.service.queue.claiming import claimable
 from steptune.service.queue.usage import usage_by_owner
 from steptune.service.store import SqlStudyStore
@@ -176,7 +176,7 @@ class TestClaiming:
         submitted(queue)
         offer = cpu_worker(queue)
         held_up = func.pg_advisory_xact_lock(1).is_not(None)
-        monkeypatch.setattr(repository, "claimable", lambda now: and_(claimable(now), held_up))
+        monkeypatch.setattr(claims, "claimable", lambda now: and_(claimable(now), held_up))
         waiting = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
         with ThreadPoolExecutor(1) as pool, engine.connect() as holder:
             holder.execute(select(func.pg_advisory_xact_lock(1)))

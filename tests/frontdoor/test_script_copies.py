@@ -21,9 +21,9 @@ from steptune.tuner.records import Candidate, Choice
 from steptune.tuner.scripts.agent import copies
 from steptune.tuner.scripts.agent.others_files import TICK_NS, end_at_others_files
 from steptune.tuner.scripts.copies import CopyError, FrozenCopy, place_to_start_from
+from steptune.tuner.scripts.guard import ScriptGuard
 from steptune.tuner.scripts.guard_files import SEEN
 from steptune.tuner.scripts.launch import Ended
-from steptune.tuner.scripts.runner import ScriptRunner
 from steptune.tuner.strategies.api import FP32_ROUNDOFF
 
 FUSED: dict[str, Choice] = {"optimizer_implementation": {"implementation": "fused"}}
@@ -87,7 +87,7 @@ def test_runs_of_the_reference_go_on_from_a_copy_at_the_same_time(
             yield ended
 
     monkeypatch.setattr(FrozenCopy, "ran", counted)
-    monkeypatch.setattr(ScriptRunner, "_num_together", lambda runner: 3)
+    monkeypatch.setattr(ScriptGuard, "_num_together", lambda guard: 3)
     with trials_of(folder, tmp_path / "study") as trials:
         trials.run()
         trials.reference(FP32_ROUNDOFF)
@@ -121,7 +121,7 @@ def test_an_interrupt_ends_all_runs_of_the_reference(
         raise CopyError("it ended")
         yield
 
-    monkeypatch.setattr(ScriptRunner, "_num_together", lambda runner: 3)
+    monkeypatch.setattr(ScriptGuard, "_num_together", lambda guard: 3)
     with trials_of(folder, tmp_path / "study") as trials:
         trials.run()
         monkeypatch.setattr(FrozenCopy, "ran", endless)

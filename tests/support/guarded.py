@@ -24,7 +24,7 @@ from steptune.tuner.training.initial_state import build_initialised, save_initia
 from steptune.tuner.training.job import TrainingJob
 from steptune.tuner.training.plan import Plan
 from steptune.tuner.trials.coordination import Coordinator
-from steptune.tuner.trials.guard import Judge, Judged
+from steptune.tuner.trials.guard_judge import Judge, Judged
 from steptune.tuner.trials.reference import ReferenceRequest, make_reference
 from steptune.tuner.trials.study_files import StudyFiles
 from steptune.tuner.workloads.batches import draw_batches, save_batches

@@ -1,6 +1,5 @@
 """The database: its schema, its rows, and what it says when it cannot be used."""
 
-import json
 import shutil
 import sqlite3
 import subprocess
@@ -30,6 +29,7 @@ from builders import (
 from msgspec.structs import replace
 from sqlalchemy import Engine, delete, event, func, inspect, select, update
 
+from steptune.dashboards.trial_headline import get_trial_headline
 from steptune.service import database
 from steptune.service.connections import create_engine_for, reading, writing
 from steptune.service.database import check_schema, known_revisions, migrate, open_store
@@ -48,9 +48,10 @@ from steptune.service.models import (
     TrialRow,
     WorkloadRow,
 )
-from steptune.service.queries.trials import find_trial
+from steptune.service.queries.trials import list_attempts, trial_detail
 from steptune.service.rows import hardware_row
 from steptune.service.store import SqlStudyStore
+from steptune.service.trial_source import KeptTrials
 from steptune.tuner.errors import (
     MissingDependencyError,
     SchemaOutdatedError,
@@ -58,7 +59,7 @@ from steptune.tuner.errors import (
     StorageFullError,
     StoreError,
 )
-from steptune.tuner.records import Artifact, Attempt, Event, TrialState
+from steptune.tuner.records import Artifact, Attempt, Event, SampleUnit, TrialState
 from steptune.tuner.store_rules import decode, encode
 
 
@@ -338,9 +339,20 @@ class TestRows:
             ]
             assert all(row.ended_at is not None for row in rows)
         assert store.trial("again").attempts == number + 2
-        detail = find_trial(engine, "again")
-        assert len(detail.attempts) == 3
-        assert [attempt["failure"]["signal"] for attempt in json.loads(bytes(detail.repeated))] == [11, 11]
+        assert len(list_attempts(engine, "again")) == 3
+        view = KeptTrials(store, None).get_trial("again")
+        detail = trial_detail(view, list_attempts(engine, "again"))
+        assert [attempt.failure.signal for attempt in detail.repeated] == [11, 11]
+
+    def test_page_and_rest_read_one_view_of_a_trial(self, engine, store):
+        """Neither computes the summary anew."""
+        store.complete_trials([sample_result()])
+        trial_id = sample_result().trial_id
+        with writing(engine) as session:
+            session.execute(update(TrialRow).where(TrialRow.trial_id == trial_id).values(units_per_s=4320.0))
+        view = KeptTrials(store, None).get_trial(trial_id)
+        assert trial_detail(view, []).units_per_s == 4320.0
+        assert get_trial_headline(view, SampleUnit.SAMPLE).title == "4,320 samples/s"
 
     def test_what_is_searched_is_a_column(self, engine, store):
         """Keys, kinds and figures of trials, decisions and recommendations."""

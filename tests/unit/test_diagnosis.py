@@ -9,10 +9,12 @@ from profiled import STEP_NS, breakdown_of, situation
 
 from steptune.tuner.costs.bounds import Situation
 from steptune.tuner.costs.categories import Category
-from steptune.tuner.profiling.diagnosis import BUSY, RULES, Rule, diagnose
+from steptune.tuner.profiling.diagnosis import RULES, diagnose
 from steptune.tuner.profiling.evidence import Evidence, busiest
 from steptune.tuner.profiling.quality import PROBLEMS
 from steptune.tuner.profiling.rank_findings import diagnose_ranks
+from steptune.tuner.profiling.rules.input import BUSY
+from steptune.tuner.profiling.rules.rule import Rule
 from steptune.tuner.profiling.what_if import what_ifs
 from steptune.tuner.records import (
     Calibration,

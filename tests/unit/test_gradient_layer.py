@@ -50,7 +50,7 @@ from steptune.tuner.guard.masks import (
     shift_of_draws,
 )
 from steptune.tuner.trials.gradient_watch import GradientReference
-from steptune.tuner.trials.guard import check_gradients
+from steptune.tuner.trials.guard_checks import check_gradients
 from steptune.tuner.trials.mask_watch import MaskWatch
 from steptune.tuner.trials.twin import audit, make_twin
 

@@ -54,6 +54,7 @@ from steptune.tuner.records import (
     TrialState,
 )
 from steptune.tuner.trace_records import LaneTile, OperatorStats, QueueStats, RankWait
+from steptune.tuner.trial_figures import TrialFigures, TrialView, figures_of
 
 MATMUL = "compute_matmul"
 HOSTILE = "</script><img src=x onerror=alert(1)><b>"
@@ -72,7 +73,7 @@ class Source:
 
     def get_trial(self, trial_id):
         assert trial_id == self._trial.trial_id
-        return self._trial
+        return view_of(self._trial)
 
     def get_study(self, study_id):
         return self._study
@@ -100,6 +101,11 @@ class Source:
 def trial_with(result, **fields):
     state = TrialState.COMPLETED if result.failure is None else TrialState.FAILED
     return replace(sample_trial(), trial_id=result.trial_id, result=result, state=state, **fields)
+
+
+def view_of(trial):
+    result = trial.result
+    return TrialView(trial, TrialFigures(None, None, 0, None) if result is None else figures_of(result, []))
 
 
 def page_of(trial, site=None, **kept):
@@ -297,13 +303,25 @@ def test_void_windows_have_their_reason_and_are_drawn_as_no_measurement():
     assert list(info["step_ms"]) == [1.0, 5.0, 1.2]
     assert list(info["void"]) == ["", "others used 40 % of the cores", ""]
     spread = get_spread(result)
-    assert (spread.num_clean, spread.num_void) == (2, 1)
-    assert spread.step_ms - spread.restart_ms == pytest.approx(1.1, rel=0.01)
+    figures = figures_of(result, [])
+    assert (figures.num_windows, spread.num_void) == (2, 1)
+    assert figures.step_time_ns / 1e6 - spread.restart_ms == pytest.approx(1.1, rel=0.01)
     [clean] = plot_windows(info).data
     assert list(clean.x) == [1, 3], "a void window measured nothing"
     html = page_of(trial_with(result))
     assert "others used 40 % of the cores" in html
     assert "5.000" not in html
+
+
+def test_rate_and_step_are_those_of_the_stored_summary():
+    """They are computed once, when the trial completes: REST and lists have the same."""
+    trial = trial_with(sample_result())
+    stored = TrialFigures(step_time_ns=7.25e6, units_per_s=4320.0, num_windows=5, gain=None)
+    headline = get_trial_headline(TrialView(trial, stored), SampleUnit.SAMPLE)
+    assert headline.title == "4,320 samples/s"
+    step = fact(headline, "Step")
+    assert step.value == "7.25 ms"
+    assert "5 windows" in step.note
 
 
 def test_no_spread_without_a_clean_window():
@@ -329,7 +347,7 @@ def fact(headline, name):
 
 
 def headline_of(result, **fields):
-    return get_trial_headline(trial_with(result, **fields), SampleUnit.SAMPLE)
+    return get_trial_headline(view_of(trial_with(result, **fields)), SampleUnit.SAMPLE)
 
 
 def test_a_measured_trial_says_its_rate_and_what_the_study_made_of_it():
@@ -337,12 +355,14 @@ def test_a_measured_trial_says_its_rate_and_what_the_study_made_of_it():
     decision = Decision(
         sequence=1, stage="move", verdict="accepted", reason="faster", trial_ids=(result.trial_id,), measured_gain=0.25
     )
-    headline = get_trial_headline(trial_with(result), SampleUnit.SAMPLE, [decision])
+    headline = get_trial_headline(view_of(trial_with(result)), SampleUnit.SAMPLE, [decision])
     assert headline.tone == "good"
     assert headline.title.endswith("samples/s")
     assert headline.sentence == "Accepted: faster."
     assert fact(headline, "Search estimate").value == "this run: 1.25×"
-    other = get_trial_headline(trial_with(result), SampleUnit.SAMPLE, [replace(decision, trial_ids=("another",))])
+    other = get_trial_headline(
+        view_of(trial_with(result)), SampleUnit.SAMPLE, [replace(decision, trial_ids=("another",))]
+    )
     assert "1.25" not in str(other)
 
 
@@ -352,7 +372,7 @@ def test_a_run_on_a_busy_machine_states_no_estimate():
     decision = Decision(
         sequence=1, stage="move", verdict="accepted", reason="-", trial_ids=(result.trial_id,), measured_gain=13.34
     )
-    headline = get_trial_headline(trial_with(busy), SampleUnit.SAMPLE, [decision])
+    headline = get_trial_headline(view_of(trial_with(busy)), SampleUnit.SAMPLE, [decision])
     assert "14.3" not in str(headline)
     assert fact(headline, "Search estimate").note == "other programs used 43 % of the cores"
 
@@ -380,8 +400,8 @@ def test_a_rejected_trial_has_no_rate_in_its_headline():
 
 def test_trials_without_a_result_say_so():
     running = replace(sample_trial(), state=TrialState.RUNNING, result=None)
-    assert get_trial_headline(running, SampleUnit.SAMPLE).title == "Running"
-    assert get_trial_headline(replace(running, state=TrialState.LOST), SampleUnit.SAMPLE).title == "Lost"
+    assert get_trial_headline(view_of(running), SampleUnit.SAMPLE).title == "Running"
+    assert get_trial_headline(view_of(replace(running, state=TrialState.LOST)), SampleUnit.SAMPLE).title == "Lost"
 
 
 def test_every_failure_and_phase_has_words():
@@ -535,7 +555,7 @@ class TestCompilation:
 
 
 def device_fact(result):
-    facts = get_trial_headline(trial_with(result), SampleUnit.SAMPLE).facts
+    facts = get_trial_headline(view_of(trial_with(result)), SampleUnit.SAMPLE).facts
     return next((fact for fact in facts if fact.name == "Device state"), None)
 
 
@@ -557,6 +577,6 @@ def test_a_trial_without_a_device_says_nothing_of_one():
 
 def test_a_trial_whose_windows_are_all_void_says_why():
     window = sample_window(0, void="the device was slowed down by heat for 30% of the window (at 88 °C)")
-    headline = get_trial_headline(trial_with(sample_result(windows=(window,))), SampleUnit.SAMPLE)
+    headline = get_trial_headline(view_of(trial_with(sample_result(windows=(window,)))), SampleUnit.SAMPLE)
     assert headline.title == "Not measured: no valid timing window"
     assert headline.sentence.endswith("because the device was slowed down by heat for 30% of the window (at 88 °C).")

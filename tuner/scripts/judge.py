@@ -38,7 +38,7 @@ from steptune.tuner.scripts.seen_outputs import check_outputs
 from steptune.tuner.scripts.seen_weights import distances_from, weights_around
 from steptune.tuner.training.flat_parameters import ELEMENT_WISE
 from steptune.tuner.trials.disturbance import FP32_ROUNDOFF
-from steptune.tuner.trials.guard import (
+from steptune.tuner.trials.guard_checks import (
     devices_of,
     gated,
     told_deviation,

@@ -15,7 +15,7 @@ import torch
 from steptune.tuner.guard.averages import LIMIT, Average, AverageScore, StateStep, find_averages, worst_average
 from steptune.tuner.records import GuardCheck
 from steptune.tuner.scripts.seen_weights import weights_after
-from steptune.tuner.trials.guard import GUARDED_DEVICES, gated
+from steptune.tuner.trials.guard_checks import GUARDED_DEVICES, gated
 
 Seen = dict[str, Any]
 

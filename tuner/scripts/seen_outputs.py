@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from steptune.tuner.guard.outputs import ModuleOutput, worst_output
 from steptune.tuner.records import GuardCheck
-from steptune.tuner.trials.guard import OUTPUT_DEVICES, output_check
+from steptune.tuner.trials.guard_checks import OUTPUT_DEVICES, output_check
 
 Outputs = Mapping[str, Sequence[float]]
 """Difference and excess of size of each module's output, in unit roundoffs; empty where it could not be computed."""

@@ -26,7 +26,8 @@ from steptune.tuner.records.base import Record
 from steptune.tuner.scripts.agent import OUTSIDE
 from steptune.tuner.scripts.copies import CopyError
 from steptune.tuner.scripts.look import Look
-from steptune.tuner.scripts.runner import ScriptRunner, Start
+from steptune.tuner.scripts.runner import ScriptRunner
+from steptune.tuner.scripts.starts import Start
 from steptune.tuner.search.confirmation import LEAST_BLOCKS, judge, plan_blocks
 from steptune.tuner.search.verification import FALL_SHARE, SPREADS
 
@@ -113,7 +114,7 @@ def verify_script(
         try:
             say("starting the changed script")
             runner = ScriptRunner(look, directory, seed=seed)
-            with contextlib.closing(runner.frozen(changed.start, directory / "logs" / "changed.log")) as frozen:
+            with contextlib.closing(runner.starts.frozen(changed.start, directory / "logs" / "changed.log")) as frozen:
                 found = begun.compared(runner, ScriptRunner(frozen, directory, seed=seed), forked=True)
             return msgspec.structs.replace(found, runs="each run is a fork of a frozen copy of its script")
         except CopyError as error:

@@ -141,7 +141,6 @@ class Look:
         self._seen: set[Levels] = set(self._known)
         best = np.array([self._known[self._best]], dtype=np.int64)
         self._best_beliefs = self._model.believe(best)
-        self._runnable: dict[Levels, bool] = {}
 
     # --- which configurations -----------------------------------------------------------------
 

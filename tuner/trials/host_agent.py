@@ -37,7 +37,7 @@ from steptune.tuner.trials.host_link import (
     Welcome,
 )
 from steptune.tuner.trials.messages import Exit, JobEnded, Preload, Start, ToServer, decoder_of, encode
-from steptune.tuner.trials.runner import compile_caches
+from steptune.tuner.trials.server_pool import compile_caches
 from steptune.tuner.trials.study_files import StudyFiles
 from steptune.tuner.workloads.reference import parse_reference, source_digest
 

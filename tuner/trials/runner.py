@@ -39,22 +39,20 @@ from steptune.tuner.records import (
     WorkloadFacts,
     new_id,
 )
-from steptune.tuner.trials.connection import NO_SANDBOX, ServerConnection, default_start_method
+from steptune.tuner.trials.connection import NO_SANDBOX, default_start_method
 from steptune.tuner.trials.failures import repeats_after
 from steptune.tuner.trials.group import GroupRun
-from steptune.tuner.trials.host_group import Host, HostGroup, SpreadServer
+from steptune.tuner.trials.host_group import HostGroup
 from steptune.tuner.trials.inspection import CheckRequest, InspectRequest
-from steptune.tuner.trials.jobs import Job, JobBoard
+from steptune.tuner.trials.jobs import Job
 from steptune.tuner.trials.memory import CONTEXT_BYTES
 from steptune.tuner.trials.messages import Preload, TaskDone, TaskProgress
-from steptune.tuner.trials.processes import kill_tree
 from steptune.tuner.trials.rank import DescribeRequest
 from steptune.tuner.trials.reference import ReferenceRequest
 from steptune.tuner.trials.sandbox import Sandbox
+from steptune.tuner.trials.server_pool import ServerPool
 from steptune.tuner.trials.study_files import StudyFiles
 from steptune.tuner.trials.topology import TopologyRequest
-from steptune.tuner.trials.watch import Watch
-from steptune.tuner.workloads.reference import imported_modules, parse_reference
 
 MEMORY_MARGIN = 0.10
 """Share of the free memory that trials must leave free."""
@@ -126,37 +124,28 @@ class LocalRunner:
         self._device = device
         self._num_ranks = num_ranks
         self._seed = seed
-        self._python = python
         self._memory_limit = memory_limit_bytes
         self._variables = dict(variables or {})
-        self._start_method = start_method or default_start_method()
         self._sandbox = sandbox
         self._listener = listener
         self._task_deadline_s = task_deadline_s
         self._device_memory_bytes = 0
-        self._was_killed = False
-        self._watch = None
-        if sandbox.quota is not None:
-            self._watch = Watch(
-                directory,
-                sandbox.quota,
-                sandbox.as_user,
-                uid=sandbox.uid,
-                python=python,
-                servers=lambda: [server.pid for server in self._servers.values()],
-                fellows=sandbox.fellows,
-            )
-        self._board = JobBoard(self._watch, self._look)
         self._check = check
         self._hosts = hosts
-        self._heard: list[Host] = []
-        """Hosts from which the job board receives messages."""
-        self._places: set[str] = set()
-        """Locations of the hosts that were found to have the same environment."""
         self._given_up: tuple[float, str] | None = None
         """Time on the monotonic clock at which the running task is abandoned, and the task's name."""
         self._beside: _Beside | None = None
-        self._servers: dict[tuple[tuple[str, str], ...], ServerConnection | SpreadServer] = {}
+        self._pool = ServerPool(
+            self._files,
+            workload=workload,
+            python=python,
+            start_method=start_method or default_start_method(),
+            sandbox=sandbox,
+            hosts=hosts,
+            look=self._look,
+            describe=self._described,
+        )
+        self._board = self._pool.board
         directory.mkdir(parents=True, exist_ok=True)
 
     def _look(self) -> None:
@@ -178,8 +167,7 @@ class LocalRunner:
     # --- tasks --------------------------------------------------------------------------------
 
     def describe(self) -> Environment:
-        self._gather_hosts()
-        self._places = set() if self._hosts is None else set(self._hosts.places)
+        self._pool.know_hosts()
         environment = self._described()
         self._device = environment.hardware.device_kind
         if self._device == "cuda":
@@ -233,7 +221,7 @@ class LocalRunner:
         )
         with self._given_up_after(longest_s, "inspecting the workload"):
             facts = msgspec.msgpack.decode(self._task("inspect", request), type=WorkloadFacts)
-        for server in self._servers.values():
+        for server in self._pool.servers.values():
             server.send(Preload(path=str(self._files.imports)))
         return facts
 
@@ -286,7 +274,7 @@ class LocalRunner:
         job_id = new_id()
         if num_ranks > 1:
             request = msgspec.structs.replace(request, run_id=job_id)
-        job = self._begin(
+        job = self._pool.begin(
             variables,
             job_id=job_id,
             entry=entry,
@@ -409,7 +397,7 @@ class LocalRunner:
             except RunnerError as error:
                 self._outlive(error, [job])
             self._board.forget(job)
-        self._sandbox.tidy([server.temporary for server in self._servers.values()])
+        self._sandbox.tidy([server.temporary for server in self._pool.servers.values()])
 
     def _outlive(self, error: RunnerError, jobs: Sequence[Job]) -> None:
         """Remove trial servers that died. Their jobs have failed with them, and the next jobs get a new server.
@@ -417,14 +405,11 @@ class LocalRunner:
         Raises:
             RunnerError: The error had another cause, or the server was killed on purpose.
         """
-        dead = {key: server for key, server in self._servers.items() if server.has_ended}
-        if not dead or self._was_killed:
+        dead = [] if self._pool.was_killed else self._pool.remove_dead()
+        if not dead:
             raise error
-        for key in dead:
-            self._drop(key)
-        self._lose_hosts()
         for job in jobs:
-            if job.server in dead.values() and job.failure is None:
+            if job.server in dead and job.failure is None:
                 job.failure = Failure(kind=FailureKind.INFRASTRUCTURE, phase=job.phase, message=str(error))
 
     def fits_together(self, peaks_bytes: Sequence[int]) -> bool:
@@ -447,7 +432,7 @@ class LocalRunner:
         spec = msgspec.structs.replace(
             spec, run_id=new_id(), requested_at_ns=time.monotonic_ns(), memory_limit_bytes=limit
         )
-        return self._begin(
+        return self._pool.begin(
             spec.environment_variables,
             job_id=spec.trial_id,
             entry="trial",
@@ -457,131 +442,12 @@ class LocalRunner:
             log=str(self._files.logs / f"{spec.trial_id}.log"),
         )
 
-    # --- servers ------------------------------------------------------------------------------
-
-    def _begin(self, variables: Mapping[str, str], **job: Any) -> Job:
-        """Start a job. If its trial server died while idle, start the job on a new one.
-
-        Raises:
-            RunnerError: The new server is gone, too, or the servers were killed on purpose.
-        """
-        server = self._server(variables)
-        try:
-            return self._board.start(server, **job)
-        except RunnerError:
-            if self._was_killed or not server.has_ended:
-                raise
-            return self._board.start(self._server(variables), **job)
-
-    def _server(self, variables: Mapping[str, str]) -> ServerConnection | SpreadServer:
-        self._gather_hosts()
-        key = tuple(sorted(variables.items()))
-        if key in self._servers and self._servers[key].has_ended and not self._was_killed:
-            self._drop(key)
-        if key not in self._servers:
-            self._files.compile_cache.mkdir(parents=True, exist_ok=True)
-            server = self._started(variables)
-            self._servers[key] = server
-            if self._watch is not None and self._sandbox.temporary is None:
-                self._watch.add(server.temporary)
-            self._board.add_server(server)
-        return self._servers[key]
-
-    def _started(self, variables: Mapping[str, str]) -> ServerConnection | SpreadServer:
-        """Start a new server on all hosts. A host that is lost meanwhile may reconnect once.
-
-        Raises:
-            RunnerError: The host did not come back, or another was lost, too.
-        """
-        try:
-            return self._spread(self._local_server(variables), variables)
-        except RunnerError:
-            if self._was_killed or self._hosts is None or not any(host.lost for host in self._hosts.hosts.values()):
-                raise
-            self._gather_hosts()
-            return self._spread(self._local_server(variables), variables)
-
-    def _spread(self, local: ServerConnection, variables: Mapping[str, str]) -> ServerConnection | SpreadServer:
-        return local if self._hosts is None else self._hosts.spread(local, dict(variables), self._preload())
-
-    def _local_server(self, variables: Mapping[str, str]) -> ServerConnection:
-        return ServerConnection(
-            python=self._python,
-            variables={**compile_caches(self._files.compile_cache), **variables},
-            preload=self._preload(),
-            imports=self._files.imports,
-            log=self._files.logs / f"server{len(self._servers)}.log",
-            start_method=self._start_method,
-            sandbox=self._sandbox,
-        )
-
-    def _gather_hosts(self) -> None:
-        """Wait for missing hosts.
-
-        Raises:
-            RunnerError: The hosts did not connect, or one differs from the others.
-        """
-        if self._hosts is None:
-            return
-        self._lose_hosts()
-        self._hosts.gather()
-        for host in self._hosts.hosts.values():
-            if host not in self._heard:
-                self._board.add_server(host)
-                self._heard.append(host)
-        if self._places and not self._places.issuperset(self._hosts.places):
-            self._places.update(self._hosts.places)
-            self._described()  # one in the place of a lost one has to be like it
-
-    def _lose_hosts(self) -> None:
-        """Stop listening to lost hosts and forget their jobs."""
-        for host in self._hosts.lost() if self._hosts is not None else ():
-            if host in self._heard:
-                self._board.remove_server(host)
-                self._heard.remove(host)
-            host.close()
-
-    def _drop(self, key: tuple[tuple[str, str], ...]) -> None:
-        """Remove a server that has ended."""
-        server = self._servers.pop(key)
-        self._board.lose_server(server)
-        server.close()
-
-    def _preload(self) -> list[str]:
-        """Return the modules that the workload's own file imports from installed packages."""
-        reference = parse_reference(self._workload)
-        if reference.kind == "zoo":
-            return ["steptune.tuner.workloads.zoo"]
-        if reference.kind == "module":
-            return []
-        folder = reference.path.parent
-        local = {p.stem for p in folder.glob("*.py")} | {p.name for p in folder.iterdir() if p.is_dir()}
-        return [name for name in imported_modules(reference.path) if name.partition(".")[0] not in local]
-
     def kill(self) -> None:
         """Kill all trials at once, from any thread; threads that wait for them get a RunnerError."""
-        self._was_killed = True
-        for server in tuple(self._servers.values()):
-            kill_tree(server.pid)
+        self._pool.kill()
 
     def close(self) -> None:
-        for server in self._servers.values():
-            self._board.remove_server(server)
-            server.close()
-        self._servers.clear()
-
-
-def compile_caches(folder: Path) -> dict[str, str]:
-    """Return the environment variables for the caches of compiled code, which only this study's trials share.
-
-    Source: https://docs.pytorch.org/tutorials/recipes/torch_compile_caching_configuration_tutorial.html
-    """
-    return {
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
-        "TRITON_CACHE_DIR": str(folder / "triton"),
-        "TORCHINDUCTOR_FX_GRAPH_CACHE": "1",
-        "TORCHINDUCTOR_AUTOGRAD_CACHE": "1",
-    }
+        self._pool.close()
 
 
 def _ended_by_environment(run: GroupRun, repeats: int) -> Failure | None:

@@ -23,7 +23,7 @@ import msgspec
 
 from steptune.tuner.errors import BaselineError, BudgetError, RunnerError
 from steptune.tuner.hardware import usable_cores
-from steptune.tuner.profiling.analysis import analyse_traces
+from steptune.tuner.profiling.lanes import FULL_CELLS
 from steptune.tuner.protocols import Progress, ProgressListener
 from steptune.tuner.records import (
     Breakdown,
@@ -46,15 +46,17 @@ from steptune.tuner.records import (
 from steptune.tuner.scripts.copies import CopyError, FrozenCopy
 from steptune.tuner.scripts.failures import failure_of
 from steptune.tuner.scripts.guard_files import NUM_AUDITS, NUM_STEPS, NUM_WIDE, SEEN, Judge, ReferenceRuns
-from steptune.tuner.scripts.launch import Ended, details_of_traces, ran_script
+from steptune.tuner.scripts.launch import Ended, ran_script
 from steptune.tuner.scripts.load_watch import LoadWatch
 from steptune.tuner.scripts.look import Look, same_for_all
 from steptune.tuner.scripts.machine import described
+from steptune.tuner.scripts.traces import analyse_script
 from steptune.tuner.strategies import STRATEGIES, Strategy
 from steptune.tuner.strategies.api import Outside, Settings, Way
 from steptune.tuner.strategies.compile.choice import CompileSetting
 from steptune.tuner.strategies.data_loading.choice import DataLoadingSetting
 from steptune.tuner.strategies.in_scripts import outside_of
+from steptune.tuner.trials.analysis_files import keep_analysis
 from steptune.tuner.trials.disturbance import FP32_ROUNDOFF
 from steptune.tuner.trials.study_files import StudyFiles
 
@@ -424,7 +426,7 @@ class ScriptRunner:
             if record is None:
                 raise CopyError(failure_of(ended, log).message)
             copy = FrozenCopy(ended.folder, record, began_ns, look.folder)
-            found = Look(way.command, look.folder, look.record, look.breakdowns, look.seconds)
+            found = Look(way.command, look.folder, look.record, look.analysis, look.seconds)
             found.keep(copy, kept.pop_all())
         return found
 
@@ -536,7 +538,9 @@ class ScriptRunner:
         return tuple(found)
 
     def _profiled(self, spec: TrialSpec, ended: Ended, step_ns: int) -> tuple[Breakdown, ...]:
-        """Return the breakdown of the recorded steps, and keep their traces if asked for."""
+        """Return the breakdown of the recorded steps, and keep their analysis for result pages; and their traces, if
+        asked for.
+        """
         if not spec.profile:
             return ()
         traces = ended.traces or (self._look.traces if spec.candidate.is_baseline else ())
@@ -545,9 +549,14 @@ class ScriptRunner:
             folder.mkdir(parents=True, exist_ok=True)
             for rank, trace in enumerate(path for path in traces if path.exists()):
                 shutil.copyfile(trace, self._files.trace(spec.trial_id, rank))
-        if not ended.traces:  # the look has recorded them, or the script ended before
-            return self._look.breakdowns if spec.candidate.is_baseline else ()
-        analysis = analyse_traces(ended.traces, step_ns, details=details_of_traces(ended.traces))
+        if ended.traces:
+            analysis = analyse_script(ended.traces, next(iter(ended.records), None), step_ns, FULL_CELLS)
+        elif spec.candidate.is_baseline:  # the look has recorded them
+            analysis = self._look.analysis
+        else:  # the script ended before
+            return ()
+        folder.mkdir(parents=True, exist_ok=True)
+        keep_analysis(self._files, spec.trial_id, analysis)
         return tuple(breakdown for rank in analysis.ranks for breakdown in rank.breakdowns)
 
     # --- the command ----------------------------------------------------------------------------

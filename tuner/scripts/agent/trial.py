@@ -67,8 +67,9 @@ class TrialSession(Session):
             self._change_optimizer(optimizer)
 
     def _make_window(self) -> Window:
+        settings = self._trial["measure"]
         return TrialWindow(
-            self._folder, self._step_times_ns, self._remaining, self._trial["measure"], self._step_loader_ns
+            self._folder, self._step_times_ns, self._remaining, settings, self._step_loader_ns, self._blocks
         )
 
     @property

@@ -80,8 +80,8 @@ def _run(arguments: Sequence[str]) -> None:
         from steptune.service.cli.analysed import show_analysis
 
         show_analysis(rest)
-    else:
-        application(command)(prog_name="steptune")
+        sys.exit()
+    application(command)(prog_name="steptune")  # exits, too
 
 
 def main() -> None:

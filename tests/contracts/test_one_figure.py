@@ -293,9 +293,10 @@ class Walk:
         """The lines of `verify` for a script, whose own run took as long as the study claims."""
         gain = CONFIRMED if self.verdict is Verdict.FASTER else WIDE
         found = ScriptVerification(gain=gain, same=True, reason="", num_losses=9, difference=0.0, tolerance=0.0)
-        console = Console(file=io.StringIO(), width=200)
-        print_script_verification(console, found, self.site.store.recommendation(self.study_id))
-        return console.file.getvalue()
+        out = io.StringIO()
+        recommendation = self.site.store.recommendation(self.study_id)
+        print_script_verification(Console(file=out, width=200), found, recommendation)
+        return out.getvalue()
 
 
 VERDICTS_OF_SCRIPTS = (Verdict.FASTER, Verdict.INCONCLUSIVE, Verdict.NO_SIGNIFICANT_GAIN)

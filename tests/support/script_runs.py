@@ -235,7 +235,7 @@ def _looked(command: tuple[str, ...], folder: Path, study: Path, *, forked: bool
 def _moved(look: Look, folder: Path) -> Look:
     text = msgspec.json.encode(look.record).replace(str(look.folder).encode(), str(folder).encode())
     record = msgspec.json.decode(text, type=ScriptRecord)
-    return Look(look.command, folder, record, look.breakdowns, look.seconds)
+    return Look(look.command, folder, record, look.analysis, look.seconds)
 
 
 def losses(output: str) -> list[str]:

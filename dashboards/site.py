@@ -62,11 +62,11 @@ class Site:
         return self.url(f"/static/{PLOTLY}")
 
     def study_url(self, study_id: str) -> str:
-        """Return the URL of a study's page; empty in a file, which holds one study."""
+        """Return the URL of a study's page; empty in a self-contained file, which has only one study."""
         return "" if self.standalone else self.url(f"/studies/{study_id}")
 
     def trial_url(self, trial_id: str) -> str:
-        """Return the URL of a trial's page; empty where the trial has none here."""
+        """Return the URL of a trial's page; empty where a self-contained file does not include it."""
         if self.standalone:
             return f"#trial-{trial_id}" if trial_id in self.trials else ""
         return self.url(f"/trials/{trial_id}")

@@ -1,4 +1,4 @@
-"""All studies together: the bottlenecks of the users' steps, and which strategies gain where."""
+"""Summary of all studies: the bottlenecks before and after tuning, and the gains of each strategy by bottleneck."""
 
 from __future__ import annotations
 

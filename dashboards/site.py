@@ -41,8 +41,8 @@ class Site:
 
     @property
     def reader(self) -> Markup:
-        """Return the HTML about the reader, for the page's head: the only part of the service's pages that names the
-        reader.
+        """Return the HTML that names the logged-in user, for the head of a page. No other part of the page names the
+        user.
         """
         if self.reader_opening is not None or not self.user:
             return self.reader_opening or Markup()

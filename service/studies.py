@@ -1,4 +1,6 @@
-"""Creating and running studies for a command or a worker: engine, store, files and results together."""
+"""Creation and execution of studies for commands and workers: these functions connect the engine with the database and
+the files.
+"""
 
 from __future__ import annotations
 

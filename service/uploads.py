@@ -125,7 +125,9 @@ def _copy(source: BinaryIO, path: Path) -> str:
 
 
 def _entry(root: Path, entry: str) -> str:
-    """Return the reference of the workload below `root`."""
+    """Return the reference of the workload in the folder `root`: the given one, if it is valid, or the only one that is
+    found.
+    """
     if entry:
         _check_entry(root, entry)
         return entry

@@ -487,7 +487,8 @@ def window_attention_table_gradient(
     BLOCK_PARTS: tl.constexpr,
     BLOCK_I: tl.constexpr,
 ):
-    """Sum the gradients of all pairs (i, j) with the same relative position over the partial results of all programs.
+    """Sum the gradient of each relative position over all pairs (i, j) at this position and over the partial results of
+    all programs.
 
     One program computes one row of the table for one head.
     """

@@ -100,8 +100,9 @@ for batch in job.loader:
 
 
 def _in_script(recommendation: Recommendation) -> list[Use]:
-    """Return the options and the diff for the script, if it is here and unedited, and the `enable` line for all
-    changes. Each text states its share of the gain; options and diff state one share together.
+    """Return texts that apply the recommendation to the script: the arguments and the diff, if the script is here and
+    unedited, and the `enable` line, which makes all changes. Each text states its share of the gain; the arguments and
+    the diff state one share together.
     """
     everything = _and("makes all changes", carried(recommendation, ()))
     try:

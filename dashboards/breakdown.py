@@ -68,7 +68,8 @@ def get_breakdown_info(source: TrialSource, study_id: str) -> list[CategoryTime]
 
 
 def _confirmed(recommendation: Recommendation, units_per_batch: float) -> list[CategoryTime]:
-    """Scale the shares of the profiles to the step times, as computed from the stated rates.
+    """Return milliseconds per step by category: the profiled shares of the step, times the step times that follow from
+    the recommendation's rates.
 
     The profiled steps were measured at different moments, so that their times cannot be compared on one scale.
     """

@@ -1,4 +1,4 @@
-"""Compilation in a trial: graph breaks, recompilations, and functions that were given up."""
+"""Compilation in a trial: graph breaks, recompilations, and functions that the compiler gave up on."""
 
 from __future__ import annotations
 

@@ -32,7 +32,9 @@ from steptune.tuner.workloads.reference import is_command
 TRIALS_SPENT = "trials spent"
 RESUME = "steptune resume"
 MORE_TIME, LEAST_MORE_S = 0.5, 60.0
-"""Additional time suggested for a study that needs more: share of the study's budget, and minimum seconds."""
+"""Additional time suggested for a study that needs more: as a share of the study's budget, and at least this many
+seconds.
+"""
 
 
 class Fact(NamedTuple):
@@ -88,7 +90,9 @@ def _objective_fact(study: Study, recommendation: Recommendation | None) -> tupl
 
 
 def _repeats_fact(trials: Sequence[Trial]) -> tuple[Fact, ...]:
-    """State how many runs were repeated, and the reasons; their failures say nothing about the candidate."""
+    """State how many runs were repeated, and for which reasons. The failures that led to a repetition say nothing about
+    the candidate.
+    """
     reasons = Counter(a.failure.message for trial in trials if trial.result for a in trial.result.repeated)
     if not reasons:
         return ()
@@ -216,7 +220,7 @@ def _way_on_at_service(study: Study, r: Recommendation) -> str:
 
 
 def _budget_with_more(study: Study, r: Recommendation) -> str:
-    """Name the budget of a new study, which has more time than this one had."""
+    """State the budget with which to submit a study again: longer than its previous budget, which was too short."""
     return f"a budget of {_as_option(max(r.needed_budget_s or 0.0, (1 + MORE_TIME) * study.settings.budget_s))}"
 
 

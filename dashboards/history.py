@@ -62,8 +62,9 @@ class HistoryRow(NamedTuple):
     outcome: str
     """Outcome of the trial: a key of `LOOKS`."""
     gain: float
-    """Speed of this run over today's settings, which are represented by the run that took turns with this one, else by
-    the mean of their runs. NaN where it was not measured. The speed of the configuration may differ.
+    """Speed of this run relative to today's settings: to the reference run interleaved with this one or, without
+    one, to the mean of all reference runs. NaN where it was not measured. The speed stated for the configuration
+    may differ.
     """
     units_per_s: float
     note: str

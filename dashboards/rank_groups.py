@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 MOST_ROWS = 16
 """Maximum number of ranks that are shown one by one."""
 ALIKE = 0.05
-"""Maximum difference between ranks of one group: in the shares of their steps, and in their waits, as a share of the
-step.
+"""Maximum difference between a rank and the first rank of its group, as a share of the step, in the time of each kind
+of work and in the wait for other ranks.
 """
 _SHARES = ["compute", "communication", "input", "gaps"]
 

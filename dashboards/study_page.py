@@ -248,7 +248,7 @@ def breakdown_rows(info: Sequence[CategoryTime]) -> list[BreakdownRow]:
 
 
 def _plan(recommendation: Recommendation | None) -> tuple[PlannedStep, ...] | str:
-    """Return the steps of the recommended plan, empty for a script; or a text that says why the steps are not known
+    """Return the steps of the recommended plan (none for a script), or a sentence that says why they cannot be shown
     here.
     """
     if recommendation is None or recommendation.in_script is not None:

@@ -63,7 +63,9 @@ _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', sans-se
 
 
 def categories_in_order() -> list[CategoryInfo]:
-    """Return the categories by group, and within a group as in `CATEGORIES`: the order of stacked bars and legends."""
+    """Return the categories in the order of stacked bars and legends: sorted by group, and within a group as in
+    `CATEGORIES`.
+    """
     return [info for group in GROUPS for info in CATEGORIES if info.group == group]
 
 

@@ -332,7 +332,7 @@ FCOS3D = Kernel(
 
 
 def _compacted(compact: Callable[..., list[Tensor]]) -> Callable[..., Tensor]:
-    """Wrap a compaction so that it returns both kinds of values in one tensor."""
+    """Wrap a compaction so that it returns the selected distances and boxes in one tensor."""
 
     def function(*, distances: Tensor, boxes: Tensor) -> Tensor:
         points, num_boxes, _ = distances.shape
@@ -407,8 +407,8 @@ DEEP_GRADIENT = Kernel(
 
 
 def _in_8_bits(encode: Callable[..., Any], mean_of: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Wrap an encoder and its mean so that they return the mean of the encoded rows and every decoded row in one
-    tensor.
+    """Wrap an encoder, and the function that averages its rows over ranks, so that they return that mean and every
+    decoded row in one tensor.
     """
 
     def function(*, rows: Tensor) -> Tensor:

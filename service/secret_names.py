@@ -50,7 +50,9 @@ def holds_secret(text: str) -> bool:
 
 
 def is_secret_file(path: Path) -> bool:
-    """Say whether the names of a file and its folder suggest a secret; for a code file, the whole name must do so."""
+    """Say whether the name of a file or of its folder suggests a secret. For a code file, the whole name must be a word
+    for secrets: `secrets.py`, but not `password_field.py`.
+    """
     words = _words(path.stem)
     if path.suffix in _CODE:
         return "".join(words) in _ALONE

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 RADIUS = 1.5
-"""Half the side of the square around a projected centre, in strides."""
+"""Half the side of the square around a box's projected centre in which points may get the box as target, in strides."""
 CENTERNESS_ALPHA = 2.5
 DIAGONAL = 1.414
 FAR = 1e8

@@ -86,7 +86,9 @@ class Rule:
     by_reference: Callable[[list[Part]], list[Tensor]]
 
     def refusal(self, optimizer: Any) -> str | None:
-        """Return why the kernel cannot compute an optimizer's step: empty where it can, None for another algorithm."""
+        """Return why the kernel cannot compute an optimizer's step: empty where it can, None if the optimizer has
+        another algorithm.
+        """
         cls = type(optimizer)
         if self.word not in cls.__name__.lower():
             return None
@@ -119,7 +121,7 @@ class Rule:
                 kind.end(optimizer, part.parameters, norms)
 
     def _difference(self, optimizer: Any, kind: Kind) -> str:
-        """Return how the class's steps differ from the reference; empty where they agree."""
+        """Return how the steps of the optimizer's class differ from the reference; empty where they agree."""
         theirs, ours = _probe(optimizer), _probe(optimizer)
         generator = torch.Generator().manual_seed(0)
         for number in range(NUM_PROBED):

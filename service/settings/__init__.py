@@ -129,7 +129,8 @@ def is_secret(name: str) -> bool:
 
 
 def load_settings(**given: Any) -> Settings:
-    """Load the settings; those that a command was given take precedence over all others.
+    """Load the settings. Values given here, such as a command's flags, take precedence over the environment and the
+    `.env` file.
 
     Raises:
         ChoiceError: A setting is invalid; the message names it.

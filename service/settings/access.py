@@ -173,7 +173,7 @@ class AccessSettings(BaseModel):
 
 
 def none_if_empty(value: object) -> object:
-    """Return None for an empty secret, which `NAME=` in a settings file means, else the secret."""
+    """Return the secret, or None if it is empty, as in a settings file with the line `NAME=`."""
     text = value.get_secret_value() if isinstance(value, SecretStr) else value
     return None if isinstance(text, str) and not text.strip() else value
 

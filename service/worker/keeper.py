@@ -73,8 +73,8 @@ class LeaseKeeper:
         self._beats.join(self._heartbeat_s)  # it may wait for a database that does not answer
 
     def drain(self, deadline_s: float) -> None:
-        """Drain the worker: no new trials start, and running trials may continue until `deadline_s` on the clock of
-        `now_s`. The next heartbeat reports it.
+        """Drain the worker: no new trials start, and running trials may continue until `deadline_s`, a time of the
+        clock `now_s`. The next heartbeat reports that the worker drains.
 
         Called from signal handlers: sets values and takes no lock.
         """

@@ -36,7 +36,9 @@ _MAGIC = ((b"PK\x03\x04", "zip"), (b"PK\x05\x06", "zip"), (b"\x1f\x8b", "gz"), (
 _MAX_HEADER_BYTES = 1 << 20
 _CENTRAL_ENTRY = re.compile(rb"PK\x01\x02")
 MAX_SOURCE_BYTES = 1 << 18
-"""Maximum bytes of one Python file that is parsed: parsing takes seconds, and memory of hundreds of times the size."""
+"""Maximum bytes of one Python file that is parsed. Parsing a larger one would take seconds, and hundreds of times its
+size in memory.
+"""
 MAX_SEARCHED_BYTES = 1 << 21
 """Maximum bytes of all Python files of one archive that is searched for a workload."""
 
@@ -143,8 +145,8 @@ class _Writer:
         self.num_files += 1
 
     def _enter(self, member: _Member, parts: tuple[str, ...]) -> None:
-        """Record a path and the folders above it; refuse a second member of the same name, as its content would depend
-        on the order.
+        """Record a path and the folders above it. Refuse a second member of the same name, because the order of the
+        members would decide the content.
         """
         keys = [_folded("/".join(parts[: n + 1])) for n in range(len(parts))]
         for key in keys[:-1]:
@@ -173,7 +175,7 @@ class _Writer:
 
 
 def checked_parts(name: str, limits: ArchiveLimits) -> tuple[str, ...]:
-    """Split a member's path into parts. The parts lead out of no folder to which they are joined.
+    """Split a member's path into parts, and refuse it if it leads outside the folder to which it is unpacked.
 
     Raises:
         ArchiveRefusedError: The path leads elsewhere, or has a name that no file system should have.
@@ -362,7 +364,7 @@ def check_source_size(path: Path, name: str) -> None:
 
 
 def _searched(root: Path) -> list[Path]:
-    """Return all Python files below a folder, in order."""
+    """Return all Python files below a folder, sorted by path."""
     paths = [path for path in sorted(root.rglob("*.py")) if path.is_file()]
     sizes = [path.stat().st_size for path in paths]
     total, largest = sum(sizes), max(sizes, default=0)

@@ -154,7 +154,7 @@ class Access:
         return self.sessions.open(principal)
 
     def new_login_code(self) -> str | None:
-        """Return a code that logs the first administrator in once, within ten minutes; None where there is no
+        """Return a code with which the first administrator can log in once, within ten minutes; None if there is no
         administrator.
         """
         administrator = self.users.first_administrator(but=LOCAL_USER)

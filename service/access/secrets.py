@@ -18,7 +18,7 @@ _SECRET_BYTES = 20
 _TOKEN = re.compile(rf"{PREFIX}_([0-9a-hjkmnp-tv-z]{{26}})_([0-9a-f]{{{2 * _SECRET_BYTES}}})", re.ASCII)
 _ANYWHERE = re.compile(rf"({PREFIX}_[0-9A-Za-z]{{26}}_)[0-9A-Za-z]+")
 NO_HASH = hashlib.sha256(b"").hexdigest()
-"""Hash to compare with if no row is found, so that an unknown id takes as long as a wrong secret."""
+"""Hash to compare a secret with if its id is unknown, so that the answer takes as long as for a wrong secret."""
 
 
 @dataclass(frozen=True, kw_only=True)

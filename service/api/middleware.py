@@ -103,8 +103,8 @@ class RequestMiddleware:
 
 
 def _template(scope: Scope) -> str:
-    """Return the template of the operation's path, without values of its parameters: there are only as many templates
-    as operations.
+    """Return the path template of the operation, without parameter values, so that the number of different paths is
+    limited.
     """
     path: str = getattr(scope.get("route"), "path", UNMATCHED)
     below = scope["path"].startswith(f"{PREFIX}/") and not path.startswith(PREFIX) and path != UNMATCHED

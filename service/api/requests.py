@@ -137,7 +137,7 @@ class StudyRequest(Body):
     )
 
     def settings(self) -> StudySettings:
-        """Return the settings in the engine's form."""
+        """Return the request's settings as the `StudySettings` of the tuning engine."""
         return record_like(
             StudySettings,
             self,
@@ -186,7 +186,7 @@ class StudyRequest(Body):
 
 
 def check_of_a_script(request: StudyRequest) -> None:
-    """Refuse fields that the command of a script decides itself.
+    """Refuse fields that do not apply to a study of a script.
 
     Raises:
         ChoiceError: Such a field is set; the message names it.
@@ -201,7 +201,7 @@ def check_of_a_script(request: StudyRequest) -> None:
 
 
 class StudyChange(Body):
-    """Changes of a study; what is left out stays as it is."""
+    """Changes of a study; omitted fields keep their values."""
 
     title: Text | None = Field(default=None, max_length=200, description="For people.", examples=["ViT-L, again"])
     priority: int | None = Field(

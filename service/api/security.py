@@ -105,8 +105,8 @@ def note(request: Request, **detail: object) -> None:
 
 
 def Requires(*scopes: Scope) -> Any:
-    """Return a dependency on the caller, who must have all of `scopes`; without any, every authenticated caller will
-    do.
+    """Return a dependency on the caller, who must have all of `scopes`. Without scopes, every authenticated caller is
+    allowed.
     """
     return Security(_Authorised(scopes), scopes=[scope.value for scope in scopes])
 

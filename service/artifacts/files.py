@@ -272,7 +272,9 @@ class RemoteFiles:
 
 
 def _will_pass(error: Exception) -> bool:
-    """Say whether a retry may succeed. Errors are matched by their names, as no library needs to be installed."""
+    """Say whether a retry after this error may succeed. Errors are recognised by the names of their classes, because
+    the libraries that define them may not be installed.
+    """
     if isinstance(error, OSError) and error.errno in _PASSING_ERRNOS:
         return True
     return not _PASSING_NAMES.isdisjoint(kind.__name__ for kind in type(error).__mro__)

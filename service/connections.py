@@ -41,7 +41,7 @@ SILENCE_S = 20
 MAX_CONNECTIONS = 15
 """Maximum connections of a process to PostgreSQL."""
 TRUSTED_S = 1.0
-"""Maximum seconds since a connection's last use for it to be used without a ping."""
+"""Seconds after its last use for which a connection is used again without a ping."""
 
 _SQLITE_MEANINGS = {
     sqlite3.SQLITE_NOTADB: "is not a SQLite database: name another file, or move this one away",
@@ -90,7 +90,7 @@ def without_password(url: str) -> str:
 
 
 def is_superuser(engine: Engine) -> bool:
-    """Say whether the database role may do everything at its server; False for SQLite, which has no roles."""
+    """Say whether the database role is a superuser of its server; False for SQLite, which has no roles."""
     if engine.dialect.name != "postgresql":
         return False
     with querying(engine) as connection:
@@ -133,7 +133,7 @@ def writing(engine: Engine) -> Iterator[Session]:
 
 @contextmanager
 def storage_errors(place: str) -> Iterator[None]:
-    """Convert errors of a database or of files into ours.
+    """Convert errors of a database or of files into Steptune's own exceptions.
 
     Raises:
         StorageFullError: The disk, or the database, is full.

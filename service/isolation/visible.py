@@ -115,5 +115,7 @@ def _has_dots(folder: Path) -> bool:
 
 
 def _same_file(path: Path, secret: Path) -> bool:
-    """Say whether a path is a secret file or one that SQLite keeps beside it: `steptune.db-wal`, `-shm`, `-journal`."""
+    """Say whether a path is the given secret file, or a file that SQLite keeps for it in the same folder:
+    `steptune.db-wal`, `-shm`, `-journal`.
+    """
     return path == secret or (path.parent == secret.parent and path.name.startswith(f"{secret.name}-"))

@@ -33,7 +33,7 @@ _POSTGRESQL_DISK_FULL = "53100"
 
 _UNAVAILABLE_SQLSTATES = ("08", "25P03", "40", "53", "57P")
 """Prefixes of the SQLSTATE codes of PostgreSQL's transient errors: lost connections, transactions that paused too long,
-conflicts of transactions, lack of resources, and a server that shuts down or starts.
+conflicts between transactions, lack of resources, and a server that shuts down or starts.
 """
 CONNECT_TIMEOUT_S = 10
 SILENCE_S = 20

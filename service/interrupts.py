@@ -37,8 +37,8 @@ def held_back() -> Iterator[None]:
 
 
 class interruptible:
-    """Context in which SIGTERM interrupts as Ctrl-C does. SIGINT stays ignored where it was, as in a shell's
-    background.
+    """Context in which SIGTERM interrupts as Ctrl-C does. SIGINT stays ignored if it was ignored before, as in a
+    shell's background jobs.
     """
 
     def __enter__(self) -> None:

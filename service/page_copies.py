@@ -26,7 +26,7 @@ NUM_LOCKS = 64
 LEVEL = 5
 """Compression level of gzip: it takes 5 ms to compress a page of 200 trials to a tenth of its size."""
 _MARK = secrets.token_hex(16)
-"""Marker that no text of a user can contain."""
+"""Random marker of placeholders, which no text of a user can contain."""
 _OPENINGS = re.compile(rf"\x02{_MARK}:(\w+)\x03")
 _GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
 

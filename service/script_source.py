@@ -194,5 +194,5 @@ def _installed(python: str, *, modules: Sequence[str] = (), names: Sequence[str]
 
 
 def _public(version: str) -> str:
-    """Return a version without its build: 2.13.0 for 2.13.0+cpu."""
+    """Return a version without its build label: 2.13.0 for 2.13.0+cpu."""
     return version.partition("+")[0]

@@ -215,5 +215,5 @@ def script_facts_of(study: Study) -> ScriptFacts:
 
 
 def short_place(place: str) -> str:
-    """Return a short form of a place: `train.py:33` for `/home/me/train.py:33 in main`."""
+    """Return the short form of a location in code: `train.py:33` for `/home/me/train.py:33 in main`."""
     return Path(place.partition(" in ")[0]).name if place else ""

@@ -47,7 +47,7 @@ def study_of_command(store: SqlStudyStore, command: tuple[str, ...], folder: Pat
 
 @contextmanager
 def changed_by(recommendation: Recommendation, how: str, command: tuple[str, ...]) -> Iterator[Changed]:
-    """Yield the script with a recommendation's changes, which `steptune.enable` or the diff makes.
+    """Yield the script with a recommendation's changes, applied by `steptune.enable` or by the diff.
 
     Raises:
         ChoiceError: There is no such method.

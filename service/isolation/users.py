@@ -1,4 +1,4 @@
-"""Users for trials, where this process may change its user: one for each study, while it runs.
+"""Separate users for trials, if this process may change its user: each study has a user of its own while it runs.
 
 That process is root, or it has the four capabilities below and no other, as in a container. Without the capability to
 bypass permissions, it reads what trials write as a member of the files' group. It takes files back in two steps: the

@@ -77,7 +77,8 @@ def workload_paths(workload: str, hidden: Sequence[Path]) -> tuple[list[Path], P
 
 
 def visible_parts(folder: Path, hidden: Iterable[Path]) -> list[Path]:
-    """Return a folder, or its visible parts: nothing whose name begins with a dot, and none of the service's own files.
+    """Return the visible parts of a folder, or the folder itself if all of it is visible. Hidden are names that begin
+    with a dot, and the service's own files.
 
     Of a home directory, only its Python files are visible.
 

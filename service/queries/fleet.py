@@ -44,7 +44,9 @@ class FleetSums:
         self._owners: Kept[dict[str, Block]] = Kept(NUM_OWNERS)
 
     def read(self, engine: Engine, owner_id: str | None) -> tuple[list[FleetStudies], list[FleetParts]]:
-        """Return the groups of a user's studies, or of all, and the outcomes of each strategy in them."""
+        """Return a user's studies, or all studies, grouped by common properties, and the outcomes of each strategy in
+        these studies.
+        """
         versions = block_versions(engine, owner_id)  # before the sums, which are of this version or a later one
         kept = self._owners.get(owner_id) or {}
         blocks = {name: kept[name] for name, version in versions.items() if _is_of(kept.get(name), version)}

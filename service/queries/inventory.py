@@ -1,4 +1,4 @@
-"""Hardware of workers and studies, and the number of studies that wait for it."""
+"""Hardware of workers and studies, and the number of studies in each state."""
 
 from __future__ import annotations
 

@@ -77,8 +77,8 @@ def workload_paths(workload: str, hidden: Sequence[Path]) -> tuple[list[Path], P
 
 
 def visible_parts(folder: Path, hidden: Iterable[Path]) -> list[Path]:
-    """Return the visible parts of a folder, or the folder itself if all of it is visible. Hidden are names that begin
-    with a dot, and the service's own files.
+    """Return a folder, or, if something in it must be hidden, its visible parts. Hidden are names that begin with a
+    dot, and the service's own files.
 
     Of a home directory, only its Python files are visible.
 

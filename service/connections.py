@@ -234,7 +234,7 @@ def _sqlite_engine(url: URL) -> Engine:
 
 
 def _make_private(path: Path) -> None:
-    """Create a file that only its owner can read; files that SQLite puts beside it get the same mode."""
+    """Create a file that only its owner can read; files that SQLite adds for it get the same mode."""
     with suppress(FileExistsError, PermissionError, IsADirectoryError):  # SQLite says what is wrong
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
 

@@ -109,7 +109,7 @@ def verified(
 def print_script_verification(
     console: Console, found: ScriptVerification, recommendation: Recommendation | None
 ) -> None:
-    """Print the measured gain of the script beside the claimed gain, and the verdict on its loss."""
+    """Print the measured gain of the script, the claimed gain for comparison, and the verdict on its loss."""
     gain = found.gain
     interval = f"{units.percent(gain.interval.level)} interval {units.ratio_interval(gain.interval)}"
     console.print(f"own speed  {units.ratio(gain.ratio)} ({interval}, {gain.num_blocks} runs of each)")

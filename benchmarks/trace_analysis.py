@@ -16,7 +16,8 @@ is HTA's best case.
 Beside them `steptune analyze` runs on the same files: all that users see, with replay and tables, as a whole process,
 Python's start and imports included. It stands beside HTA both ways: without HTA's start and imports (`command_...`),
 which is the harder comparison, and with them (`whole_...`), which is what users wait for. The processor seconds of each
-process (user and system) depend less on what else the machine does than its time does.
+process (user and system) depend less on what else the machine does than its time does. An installation compiles the
+sources of both to bytecode; here an uncounted run does it for those of this checkout.
 
 HTA runs in an environment that this script makes with pip, in the cache folder, beside the files; on a host without
 network `--hta-python` names an interpreter that has it.
@@ -103,6 +104,8 @@ def compare(
     """Both on one file, in turns."""
     path, num_events = repeated(arguments.source, arguments.cache, size, mark_once=mark_once)
     runs: dict[str, list[dict]] = {name: [] for name in commands}
+    for name in commands.keys() - {"hta"}:
+        whole(commands[name], path)
     for turn in range(max(repeats.values())):
         for name, command in commands.items():
             if turn < repeats[name]:
@@ -153,7 +156,7 @@ def whole(command: list[str], path: Path) -> tuple[str, dict]:
         RuntimeError: It failed; its last words are in the message.
     """
     with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as errors:
-        environment = own_environment() if command[0] == sys.executable else None
+        environment = own_environment(path.parent) if command[0] == sys.executable else None
         began = time.perf_counter()
         process = subprocess.Popen([*command, str(path)], stdout=printed, stderr=errors, env=environment)
         _, status, used = os.wait4(process.pid, 0)
@@ -171,9 +174,11 @@ def whole(command: list[str], path: Path) -> tuple[str, dict]:
         }
 
 
-def own_environment() -> dict[str, str]:
-    """The environment of a process that imports Steptune."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(HERE)])}
+def own_environment(cache: Path) -> dict[str, str]:
+    """The environment of a process that imports Steptune, with bytecode in the cache folder."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    path = os.pathsep.join([str(ROOT / "src"), str(HERE)])
+    return {**kept, "PYTHONPATH": path, "PYTHONPYCACHEPREFIX": str(cache / "bytecode")}
 
 
 def repeated(source: Path, cache: Path, size: int, *, mark_once: bool) -> tuple[Path, int]:

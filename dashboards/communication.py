@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
-
-import pandas as pd
+from typing import TYPE_CHECKING, NamedTuple
 
 from steptune.dashboards import theme, units
 from steptune.dashboards.figures import Figure
 from steptune.tuner.profiling.process_groups import hosts_of, reach
 from steptune.tuner.records import CollectiveStats
 from steptune.tuner.trace_records import TraceAnalysis
+
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 COLUMNS = (
     "collective",
@@ -33,6 +35,8 @@ def get_communication_info(analysis: TraceAnalysis) -> pd.DataFrame:
     """Return one row for each collective and message size, the most time first. `count`, `exposed_ms` and `hidden_ms`
     are per step, and NaN where not known. Times are means over the ranks.
     """
+    import pandas as pd
+
     num_steps = analysis.ranks[0].breakdowns[0].num_steps
     rows = [
         (

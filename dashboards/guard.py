@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from steptune.dashboards import theme
 from steptune.dashboards.figures import Figure
 from steptune.tuner.records import GuardVerdict
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def get_guard_info(guard: GuardVerdict) -> pd.DataFrame:
     """Return one row per step: `step`, `loss`, `reference`, `difference`; NaN where one of the two losses is
     missing.
     """
+    import pandas as pd
+
     count = max(len(guard.losses), len(guard.reference_losses))
 
     def at(values: tuple[float, ...], place: int) -> float:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from steptune.dashboards import theme
 from steptune.dashboards.figures import Figure
 from steptune.tuner.trace_records import RankAnalysis
+
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 LINES = (theme.GOOD, theme.BAD, "#00566e", theme.NEUTRAL)
 MAX_STREAMS = len(LINES)
@@ -16,6 +20,8 @@ def get_queue_info(rank: RankAnalysis) -> pd.DataFrame:
     """Return one row for each change of depth: `stream` (with its device where there are several), `ms`, and the new
     `depth`.
     """
+    import pandas as pd
+
     several = len(rank.queues) > 1
     rows = [
         (f"{device} stream {queue.stream}" if several else f"stream {queue.stream}", time_ns / 1e6, depth)

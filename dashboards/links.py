@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import pandas as pd
+from typing import TYPE_CHECKING, NamedTuple
 
 from steptune.dashboards import theme, units
 from steptune.dashboards.figures import Figure
@@ -12,6 +10,9 @@ from steptune.tuner.network.collective_costs import ALL_REDUCE, bus_bytes_per_s,
 from steptune.tuner.network.finding import Level
 from steptune.tuner.network.rank_order import examine_order
 from steptune.tuner.records import CollectiveTiming, Link, Topology
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 COLUMNS = ("link", "collective", "message_bytes", "duration_ns", "bus_bytes_per_s", "fitted_bus_bytes_per_s")
 LINE = ALL_REDUCE
@@ -50,6 +51,8 @@ class LinksInfo(NamedTuple):
 
 def get_links_info(topology: Topology) -> LinksInfo:
     """Return the distinct links; each bus bandwidth is the sum over all groups that shared the link."""
+    import pandas as pd
+
     links = _links(topology)
     rows = [
         LinkRow(

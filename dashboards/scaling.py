@@ -5,9 +5,7 @@ methods.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from steptune.dashboards import theme, units
 from steptune.dashboards.figures import Figure
@@ -15,6 +13,10 @@ from steptune.dashboards.frames import rows_of
 from steptune.dashboards.templating import figures_json
 from steptune.tuner.prediction.forecast import Extrapolation
 from steptune.tuner.records import SampleUnit
+
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 COLUMNS = ("family", "label", "num_hosts", "num_ranks", "step_ms", "units_per_s", "efficiency")
 WAY_COLUMNS = ("label", "family", "step_ns", "exposed_ns", "units_per_s", "efficiency", "numerics")
@@ -41,6 +43,8 @@ LOOKS = {
 
 def get_scaling_info(found: Extrapolation) -> pd.DataFrame:
     """Return one row for each family and number of hosts: the fastest method of the family there."""
+    import pandas as pd
+
     rows = [
         (
             forecast.family,
@@ -58,6 +62,8 @@ def get_scaling_info(found: Extrapolation) -> pd.DataFrame:
 
 def get_ways_info(found: Extrapolation) -> pd.DataFrame:
     """Return one row for each communication method on all hosts, the fastest first."""
+    import pandas as pd
+
     rows = [
         (
             forecast.label,
@@ -75,6 +81,8 @@ def get_ways_info(found: Extrapolation) -> pd.DataFrame:
 
 def get_checks_info(found: Extrapolation) -> pd.DataFrame:
     """Return one row for each measured configuration; `error` is relative to the measured step time."""
+    import pandas as pd
+
     rows = [tuple(getattr(check, name) for name in CHECK_COLUMNS) for check in found.checks]
     return pd.DataFrame(rows, columns=list(CHECK_COLUMNS))
 

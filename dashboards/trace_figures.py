@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from steptune.dashboards import theme, units
 from steptune.dashboards.figures import Figure
 from steptune.tuner.trace_records import MemoryStats
+
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 MEMORY_COLOURS = ("#1f6fd1", "#cc4b1c", "#8457c2", "#2f9e6e", "#d9a514", theme.MUTED)
 """Colours of the classes of tensors, in their order."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from steptune.dashboards import units
 from steptune.dashboards.communication import (
@@ -40,6 +38,10 @@ from steptune.dashboards.trace_info import (
 from steptune.dashboards.treemap import get_treemap_info, plot_treemap
 from steptune.tuner.profiling.rank_comparison import main_rank
 from steptune.tuner.trace_records import Comparison, RankAnalysis, TraceAnalysis
+
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 SCRIPTS = ("lanes.js", "perfetto.js")
 TOP = 20
@@ -145,6 +147,8 @@ def get_kernels_info(rank: RankAnalysis, top: int) -> pd.DataFrame:
     """Return the kernels with the most time: `name`, `short`, `category`, `count` and `ms` per step, `share`,
     `mean_ns`.
     """
+    import pandas as pd
+
     num_steps = rank.breakdowns[0].num_steps
     rows = [
         (

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import pandas as pd
+from typing import TYPE_CHECKING, NamedTuple
 
 from steptune.dashboards import theme
 from steptune.dashboards.figures import Figure
 from steptune.tuner.estimates import log_rate, restart_s_per_step
 from steptune.tuner.records import TrialResult
+
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 COLUMNS = (
     *("number", "round", "num_steps", "step_ms", "p20_ms", "p50_ms", "p80_ms", "rate", "foreign", "queue"),
@@ -33,6 +35,8 @@ def get_windows_info(result: TrialResult) -> pd.DataFrame:
     cores that other programs used, the loader's queue at both ends, and why it does not count or counts only with a
     reservation.
     """
+    import pandas as pd
+
     rows = [
         (
             number,

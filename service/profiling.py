@@ -212,6 +212,8 @@ def print_head(
         )
         if utilisation:
             console.print(Text(utilisation))
+    for note in dict.fromkeys(note for b in breakdowns for note in b.quality.notes):
+        console.print(Text(f"note: {note}", style="dim"))
     if already_on:
         console.print(Text("already on: ", style="dim").append(", ".join(already_on), style="not dim"))
     console.print()

@@ -13,18 +13,25 @@ from rich.text import Text
 
 from steptune.dashboards import units
 from steptune.dashboards.roofline import get_utilisation
-from steptune.service.profiling import print_breakdowns, print_findings, print_head, print_modules, print_roofline
+from steptune.service.profiling import (
+    print_breakdowns,
+    print_findings,
+    print_head,
+    print_memory,
+    print_modules,
+    print_roofline,
+)
 from steptune.tuner.costs.categories import bottleneck
 from steptune.tuner.errors import ChoiceError
-from steptune.tuner.profiling.analysis import analyse_traces
 from steptune.tuner.profiling.evidence import busiest
 from steptune.tuner.profiling.facts import already_on
 from steptune.tuner.profiling.rank_comparison import main_rank
 from steptune.tuner.records import Breakdown, Finding, Record, SampleUnit
-from steptune.tuner.scripts.launch import Ended, details_of_traces, find_script_traces
+from steptune.tuner.scripts.launch import Ended, find_script_traces
 from steptune.tuner.scripts.recognised import recognised, remarks, remarks_on_processes
 from steptune.tuner.scripts.record import ScriptRecord, read_records
-from steptune.tuner.trace_records import ModuleStats, Roofline
+from steptune.tuner.scripts.traces import analyse_script
+from steptune.tuner.trace_records import MemoryStats, ModuleStats, Roofline
 
 
 class ScriptProfile(Record):
@@ -39,6 +46,7 @@ class ScriptProfile(Record):
         bottleneck: Bottleneck of the step; "unknown" where the profile cannot be trusted.
         modules: Modules of the straggler, over all recorded steps; the most time first.
         roofline: FLOP of a step of that rank, and the calls far above their floor.
+        memory: Memory of that rank by class of tensor.
     """
 
     command: tuple[str, ...]
@@ -53,6 +61,7 @@ class ScriptProfile(Record):
     already_on: tuple[str, ...] = ()
     modules: tuple[ModuleStats, ...] = ()
     roofline: Roofline | None = None
+    memory: tuple[MemoryStats, ...] = ()
 
 
 def script_profile(command: tuple[str, ...], ended: Ended) -> ScriptProfile:
@@ -63,7 +72,7 @@ def script_profile(command: tuple[str, ...], ended: Ended) -> ScriptProfile:
         return ScriptProfile(command=command, status=ended.status, records=ended.records, refusal=refusal)
     first = recorded[0]
     unprofiled_ns = round(first.step_time_ns) if first.step_time_ns else None
-    analysis = analyse_traces(ended.traces, unprofiled_ns, details=details_of_traces(ended.traces))
+    analysis = analyse_script(ended.traces, first, unprofiled_ns)
     breakdowns = tuple(breakdown for rank in analysis.ranks for breakdown in rank.breakdowns)
     main = busiest(analysis.ranks[0].breakdowns)
     return ScriptProfile(
@@ -78,6 +87,7 @@ def script_profile(command: tuple[str, ...], ended: Ended) -> ScriptProfile:
         already_on=already_on(main.facts),
         modules=main_rank(analysis).modules,
         roofline=main_rank(analysis).roofline,
+        memory=main_rank(analysis).memory,
     )
 
 
@@ -149,6 +159,7 @@ def print_script_profile(console: Console, profile: ScriptProfile) -> None:
     print_findings(console, profile.findings)
     print_roofline(console, profile.roofline, profile.breakdowns)
     print_modules(console, profile.modules, profile.breakdowns[0].num_steps)
+    print_memory(console, profile.memory)
 
 
 def print_recognised(console: Console, *trained: ScriptRecord) -> None:

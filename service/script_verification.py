@@ -15,6 +15,7 @@ from steptune.dashboards import units
 from steptune.service.script_study import script_facts_of
 from steptune.service.store import SqlStudyStore
 from steptune.tuner.errors import ChoiceError, RecommendationError, StoreError, StudyNotFoundError
+from steptune.tuner.export.base import headline
 from steptune.tuner.export.native import NativeJson
 from steptune.tuner.records import Candidate, MeasureSettings, Recommendation, Study
 from steptune.tuner.scripts.agent import OUTSIDE
@@ -22,7 +23,7 @@ from steptune.tuner.scripts.diff import script_diff
 from steptune.tuner.scripts.look import Look
 from steptune.tuner.scripts.starts import Start
 from steptune.tuner.scripts.verification import UNCHANGED, Changed, ScriptVerification, verify_script
-from steptune.tuner.speeds import answer_of
+from steptune.tuner.speeds import answer_of, proven_gain
 from steptune.tuner.workloads.reference import workload_of
 
 MOST_STUDIES = 1000
@@ -109,11 +110,15 @@ def verified(
 def print_script_verification(
     console: Console, found: ScriptVerification, recommendation: Recommendation | None
 ) -> None:
-    """Print the measured gain of the script, the claimed gain for comparison, and the verdict on its loss."""
+    """Print the measured gain of the script, then the claimed gain, or the words of an answer that claims none, and the
+    verdict on the script's loss.
+    """
     gain = found.gain
     interval = f"{units.percent(gain.interval.level)} interval {units.ratio_interval(gain.interval)}"
     console.print(f"own speed  {units.ratio(gain.ratio)} ({interval}, {gain.num_blocks} runs of each)")
-    if recommendation is not None and recommendation.gain is not None:
+    if recommendation is not None and proven_gain(recommendation) is None:
+        console.print(f"no claim   {headline(recommendation)}")
+    elif recommendation is not None:
         claimed = answer_of(recommendation)
         words = "" if claimed.interval is None else f" ({units.ratio_interval(claimed.interval)})"
         console.print(f"claimed    {units.ratio(claimed.ratio)}{words}")

@@ -57,7 +57,7 @@ def _is_trace(side: str) -> bool:
 
 
 def _of_traces(before: str, after: str, top: int) -> Comparison:
-    from steptune.service.cli.analyze import compared_traces
+    from steptune.service.cli.analysed import compared_traces
     from steptune.tuner.profiling.trace_files import find_traces
 
     files = [find_traces([side]) for side in (before, after)]

@@ -15,6 +15,7 @@ from steptune.service.cli.commands import (
     NOT_PROFILED,
     CommandOrWorkload,
     check_command,
+    name_links_out,
     refuse_options,
     require_workload,
 )

@@ -5,14 +5,16 @@ from __future__ import annotations
 import importlib
 import sys
 import traceback
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import typer
 from rich.text import Text
 
-from steptune._version import __version__
 from steptune.service.cli.console import INTERRUPTED, errors, say
 from steptune.tuner.errors import SteptuneError
+
+if TYPE_CHECKING:
+    import typer
 
 USER_ERROR = 2
 
@@ -47,6 +49,10 @@ def application(wanted: str | None = None) -> typer.Typer:
     Args:
         wanted: Name of the command or group; a name that no module has loads all, so that it is answered with them.
     """
+    import typer
+
+    from steptune.service.cli.root import root
+
     app = typer.Typer(
         name="steptune",
         help="Finds the fastest way to run one training step of a PyTorch model on this machine, and proves it.",
@@ -54,7 +60,7 @@ def application(wanted: str | None = None) -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback(invoke_without_command=True)(_root)
+    app.callback(invoke_without_command=True)(root)
     names = {**MODULES, **{module: (group,) for module, group in GROUPS.items()}}
     for module in [module for module, commands in names.items() if wanted in commands] or names:
         commands = importlib.import_module(f"steptune.service.cli.{module}")
@@ -65,13 +71,17 @@ def application(wanted: str | None = None) -> typer.Typer:
     return app
 
 
-def _root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
-) -> None:
-    if version:
-        typer.echo(f"steptune {__version__}")
-        raise typer.Exit
+def _run(arguments: Sequence[str]) -> None:
+    """Run the command. `analyze` without options needs no parser, whose libraries take longer to load than a small
+    trace to read.
+    """
+    command, rest = (arguments[0], arguments[1:]) if arguments else (None, ())
+    if command == "analyze" and rest and not any(argument.startswith("-") for argument in rest):
+        from steptune.service.cli.analysed import show_analysis
+
+        show_analysis(rest)
+        sys.exit()
+    application(command)(prog_name="steptune")  # exits, too
 
 
 def main() -> None:
@@ -80,7 +90,7 @@ def main() -> None:
     if debug:
         sys.argv = [argument for argument in sys.argv if argument != "--debug"]
     try:
-        application(sys.argv[1] if len(sys.argv) > 1 else None)(prog_name="steptune")
+        _run(sys.argv[1:])
     except SteptuneError as error:
         if debug:
             traceback.print_exc()

@@ -16,6 +16,7 @@ from steptune.service.cli.commands import (
     COMMAND,
     CommandOrWorkload,
     check_command,
+    name_links_out,
     refuse_options,
     refuse_secrets,
     require_workload,

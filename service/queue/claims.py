@@ -82,7 +82,7 @@ def end_dead_claims(
 
     Args:
         max_losses: Consecutive deaths of workers after which a study fails.
-        study_id: Only claims of this study.
+        study_id: Study whose claims are ended; None for all.
         takes_over: Leave claims that another worker will take over: of studies that have not ended, whose users do
             not want them to, and that do not kill workers.
     """

@@ -14,7 +14,7 @@ from typer.main import get_command
 from steptune.service.cli.main import GROUPS, MODULES, application
 
 ROOT = Path(__file__).parents[2]
-HEAVY = ("torch", "pandas", "pyarrow", "plotly", "scipy", "optuna", "sqlalchemy", "httpx", "pydantic_settings", "ray")
+HEAVY = ("torch", "pandas", "pyarrow", "plotly", "scipy", "optuna", "sqlalchemy", "httpx", "pydantic", "typer", "ray")
 PROGRAM = f"""
 import sys
 from steptune.__main__ import main

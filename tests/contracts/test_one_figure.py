@@ -2,15 +2,17 @@
 
 The trials of the story disagree as those of a busy machine do: single runs show 3.19 and 3.68 times the speed, the
 search estimates something between, a starved companion 14.3, and the confirmation 5.84. Its steps restart epochs, which
-are most of their time.
+are most of their time. A script's study is told as a workload's is, and its `verify` names the same claim.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
 from html import unescape
+from pathlib import Path
 
 import pytest
 from builders import sample_facts
@@ -28,12 +30,14 @@ from report_builders import (
     make_study,
     make_trials,
 )
+from rich.console import Console
 from sqlalchemy import update
 
 from steptune.service.cli.main import main
 from steptune.service.connections import writing
 from steptune.service.models import RecommendationRow
-from steptune.tuner.export import EXPORTERS
+from steptune.service.script_verification import print_script_verification
+from steptune.tuner.export import exporters_for
 from steptune.tuner.records import (
     BASELINE,
     Alternative,
@@ -46,9 +50,14 @@ from steptune.tuner.records import (
     Numerics,
     Part,
     Purpose,
+    ScriptFacts,
     Verdict,
 )
+from steptune.tuner.scripts.agent.sources import counted_lines, source_digest
+from steptune.tuner.scripts.verification import ScriptVerification
+from steptune.tuner.strategies.in_scripts import script_changes
 from steptune.tuner.strategies.planned import planned_steps
+from steptune.tuner.workloads.reference import workload_of
 
 CHANGED = Candidate(choices={"data_loading": WORKERS})
 RESTART_MS, WINDOW_MS = 276.0, 75.0
@@ -70,10 +79,32 @@ SEARCHED = Interval(low=2.5, high=3.4**2 / 2.5)
 FIGURES = re.compile(r"(?<![\d.])(?:\d+(?:\.\d+)?×|\d+\.\d+x\b)")
 OF_A_RUN = re.compile(r"this run: (?:<b>)?\d+\.\d+×")
 """Another quantity, and named so."""
+SCRIPT = """\
+from torch.utils.data import DataLoader
 
 
-def story(verdict: Verdict):
-    """A study that ended with a verdict."""
+def batches(data):
+    return DataLoader(data, batch_size=32, shuffle=True)
+"""
+COMMAND = ("python", "train.py")
+
+
+def script_in(folder: Path) -> ScriptFacts:
+    """A script in a folder, with the place of its loader."""
+    (folder / COMMAND[1]).write_text(SCRIPT)
+    return ScriptFacts(
+        command=COMMAND,
+        folder=str(folder),
+        loader="DataLoader",
+        loader_number=0,
+        places={"loader": f"{folder / COMMAND[1]}:5 in batches"},
+        files={COMMAND[1]: source_digest(SCRIPT)},
+        lines={"loader": (COMMAND[1], counted_lines(SCRIPT).index(5))},
+    )
+
+
+def story(verdict: Verdict, script: ScriptFacts | None = None):
+    """A study that ended with a verdict, of a workload or of a script."""
     search = verdict is not Verdict.NOT_SEARCHED
     before = [
         _run(f"base{n}", BASELINE, WINDOW_MS, purpose=Purpose.BASELINE, breakdown=_scaled(STEP_BEFORE, STEP_MS))
@@ -118,7 +149,13 @@ def story(verdict: Verdict):
     ]
     study = make_study(facts=replace(sample_facts(), steps_per_epoch=50, units_per_batch=32.0))
     study = replace(study, environment=Environment(hardware=cpu_hardware()))
-    return study, trials, decisions[: 2 if confirmed else 1] if searched else [], answer(verdict)
+    recommendation = answer(verdict)
+    if script is not None:
+        command = workload_of(script.command)
+        study = replace(study, workload=command, facts=replace(study.facts, reference=command, script=script))
+        changes = script_changes(recommendation.candidate, recommendation.choices, script)
+        recommendation = replace(recommendation, workload=command, in_script=changes)
+    return study, trials, decisions[: 2 if confirmed else 1] if searched else [], recommendation
 
 
 def answer(verdict: Verdict):
@@ -196,9 +233,10 @@ def figures_in(text: str) -> set[str]:
 class Walk:
     """A study that a service shows and a terminal reads."""
 
-    def __init__(self, site, verdict: Verdict, monkeypatch, capfd) -> None:
+    def __init__(self, site, verdict: Verdict, monkeypatch, capfd, script: ScriptFacts | None = None) -> None:
         self.site, self.verdict, self._monkeypatch, self._capfd = site, verdict, monkeypatch, capfd
-        self.study_id, self.trial_ids = put(site.store, story(verdict))
+        self.script = script
+        self.study_id, self.trial_ids = put(site.store, story(verdict, script))
         self.database = str(site.store.engine.url)
 
     def command(self, *arguments: str) -> str:
@@ -229,7 +267,7 @@ class Walk:
     def get(self, path: str) -> str:
         import httpx
 
-        answer = httpx.get(f"{self.site.url}{path}", timeout=30)
+        answer = httpx.get(f"{self.site.url}{path}", timeout=300)
         assert answer.status_code == 200, answer.text
         return answer.text
 
@@ -246,13 +284,32 @@ class Walk:
 
     def exports(self) -> dict[str, str]:
         recommendation = self.site.store.recommendation(self.study_id)
-        return {e.name: e.export(recommendation) for e in EXPORTERS if e.refusal(recommendation) is None}
+        found = {e.name: e.export(recommendation) for e in exporters_for(recommendation)}
+        if self.script is not None and not recommendation.candidate.is_baseline:
+            found["diff"] = self.command("export", self.study_id, "-f", "diff", "-o", "-", "--database", self.database)
+        return found
+
+    def verified(self) -> str:
+        """The lines of `verify` for a script, whose own run took as long as the study claims."""
+        gain = CONFIRMED if self.verdict is Verdict.FASTER else WIDE
+        found = ScriptVerification(gain=gain, same=True, reason="", num_losses=9, difference=0.0, tolerance=0.0)
+        out = io.StringIO()
+        recommendation = self.site.store.recommendation(self.study_id)
+        print_script_verification(Console(file=out, width=200), found, recommendation)
+        return out.getvalue()
 
 
-@pytest.fixture(params=list(Verdict), ids=lambda v: v.value)
+VERDICTS_OF_SCRIPTS = (Verdict.FASTER, Verdict.INCONCLUSIVE, Verdict.NO_SIGNIFICANT_GAIN)
+OF_WORKLOADS = [pytest.param((v, False), id=v.value) for v in Verdict]
+EVERY = [*OF_WORKLOADS, *(pytest.param((v, True), id=f"{v.value}-script") for v in VERDICTS_OF_SCRIPTS)]
+FASTER = [pytest.param((Verdict.FASTER, of_script), id=f"faster{'-script' * of_script}") for of_script in (False, True)]
+
+
+@pytest.fixture(params=EVERY)
 def walk(request, tmp_path, monkeypatch, capfd):
+    verdict, of_script = request.param
     with shown(tmp_path) as site:
-        yield Walk(site, request.param, monkeypatch, capfd)
+        yield Walk(site, verdict, monkeypatch, capfd, script_in(tmp_path) if of_script else None)
 
 
 def _without_scripts(html: str) -> str:
@@ -268,6 +325,10 @@ def test_every_surface_says_the_same_of_the_only_configuration(walk):
         **{f"page {name}": _without_scripts(text) for name, text in walk.pages().items()},
         **{f"export {name}": text for name, text in walk.exports().items()},
     }
+    if walk.script is not None and walk.verdict is not Verdict.NO_SIGNIFICANT_GAIN:
+        surfaces["terminal verify"] = walk.verified()
+        claims = re.findall("^(claimed|no claim) ", surfaces["terminal verify"], flags=re.M)
+        assert claims == ["claimed" if walk.verdict is Verdict.FASTER else "no claim"]
     wrong = {name: sorted(figures_in(text) - wanted) for name, text in surfaces.items()}
     assert {name: found for name, found in wrong.items() if found} == {}
     if walk.verdict is Verdict.FASTER:
@@ -286,14 +347,18 @@ def test_every_surface_says_the_same_of_the_only_configuration(walk):
             assert interval in unescape(surfaces[name]), name
         for name in ("terminal studies", "page studies", "page fleet"):
             assert ratio in unescape(surfaces[name]), name
-        assert f"{RATIO:.2f}x" in surfaces["export python"]
-        assert f"{LOW:.2f}x to {HIGH:.2f}x" in surfaces["export python"]
+        code = "export python" if walk.script is None else "export diff"
+        assert f"{RATIO:.2f}x" in surfaces[code]
+        assert f"{LOW:.2f}x to {HIGH:.2f}x" in surfaces[code]
+        if walk.script is not None:
+            assert f"claimed    {ratio} ({interval})" in surfaces["terminal verify"]
     else:
         for name in ("terminal list", "terminal studies", "page studies"):
             assert words in unescape(surfaces[name]), name
             assert not figures_in(surfaces[name]), name
 
 
+@pytest.mark.parametrize("walk", OF_WORKLOADS, indirect=True)
 def test_the_plan_of_the_answer_is_on_the_terminal_and_on_the_page(walk):
     steps = planned_steps(walk.site.store.recommendation(walk.study_id).choices)
     shown = walk.command("show", walk.study_id, "--plan", "--database", walk.database)
@@ -317,7 +382,7 @@ def test_rest_says_what_the_pages_say(walk):
         assert recommendation["units_per_s"] / recommendation["baseline_units_per_s"] == pytest.approx(RATIO)
 
 
-@pytest.mark.parametrize("walk", [Verdict.FASTER], indirect=True, ids=["faster"])
+@pytest.mark.parametrize("walk", FASTER, indirect=True)
 def test_the_baseline_has_one_step_time(walk):
     """Epoch restarts are part of a step, wherever one is told."""
     trials = json.loads(walk.get(f"/api/v1/studies/{walk.study_id}/trials"))["items"]

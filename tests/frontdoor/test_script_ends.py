@@ -33,8 +33,10 @@ def test_the_command_prints_the_output_of_the_script_then_what_it_recognised_the
     done = steptune(folder, "--", sys.executable, "plain.py", "--steps", "96")
 
     assert done.returncode == 0, done.stderr
-    order = [done.stdout.index(part) for part in ("loss ", "recognised", "plain.py:33 in main", "a step, ")]
+    order = [done.stdout.index(part) for part in ("loss ", "recognised", "plain.py:33 in main", "a step, ", "Memory")]
     assert order == sorted(order)
+    memory = " ".join(done.stdout[order[-1] :].split())
+    assert all(f"{kind} 0" in memory for kind in ("parameters", "gradients", "optimizer state", "activations"))
     assert not done.stderr, "the profiler's own messages are none of the script's"
     assert list(folder.files()) == ["plain.py"]
 

@@ -168,6 +168,18 @@ def test_the_baseline_is_a_run_of_the_reference_where_each_trial_starts_the_comm
     assert result.guard.passed, result.guard.reason
 
 
+def test_a_profiled_trial_keeps_its_analysis_for_result_pages(folder: ScriptFolder, tmp_path: Path) -> None:
+    trials = Trials(folder.path, tmp_path / "study", (sys.executable, folder.add("plain.py")))
+    for result, analysis in (trials.profiled(), trials.profiled(**FUSED)):
+        (rank,) = analysis.ranks
+        assert rank.breakdowns == result.breakdowns
+        assert 1 <= rank.breakdowns[0].num_steps <= 10
+        assert rank.modules
+        (memory,) = rank.memory
+        held = {part.name: part.peak_bytes for part in memory.classes}
+        assert min(held[kind] for kind in ("parameters", "gradients", "optimizer state", "activations")) > 0
+
+
 @FAULTY
 def test_a_script_that_fails_under_a_candidate_says_why_in_its_own_words(faulty: Trials) -> None:
     result = faulty.run(planted={"fault": "raises"})

@@ -110,7 +110,8 @@ def study(level: str) -> Iterator[Study]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in SECRETS.items():
             patch.setenv(name, value)
-        with begun(level) as begun_study:
+        # Room for a thread on each core. More tasks only make endless forking slower to end.
+        with begun(level, resources=few_resources(num_tasks=60 + (os.cpu_count() or 1))) as begun_study:
             yield begun_study
 
 

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,13 @@ from trial_builders import THREE_THREADS, Prepared, prepare, reference
 
 from steptune.tuner.errors import HostsUnavailableError, PlatformError, RunnerError
 from steptune.tuner.protocols import Progress, ProgressListener
-from steptune.tuner.records import Deadlines, FailureKind
+from steptune.tuner.records import Deadlines, FailureKind, Scalar
 from steptune.tuner.trials.connection import ServerConnection
 from steptune.tuner.trials.host_group import HostGroup, SpreadServer
 from steptune.tuner.trials.host_link import Put
 from steptune.tuner.trials.runner import LocalRunner
 
-pytestmark = pytest.mark.xdist_group("ranks")
+pytestmark = pytest.mark.xdist_group("several_hosts")
 PLAIN = {"guard": False, "profile": False}
 
 
@@ -29,35 +30,50 @@ def study(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Prep
     workload = reference(
         file, name, **{k: v.format(tmp_path) if isinstance(v, str) else v for k, v in arguments.items()}
     )
-    with two_agents(workload, tmp_path) as hosts:
+    with begun(workload, tmp_path) as (prepared, hosts):
+        yield prepared, hosts
+
+
+@contextmanager
+def begun(workload: str, directory: Path) -> Iterator[tuple[Prepared, TwoHosts]]:
+    with two_agents(workload, directory) as hosts:
         options = {"num_ranks": 2, "hosts": hosts.group, "memory_limit_bytes": 1 << 30}
-        prepared = prepare(workload, tmp_path / "first", with_reference=False, **options)
+        prepared = prepare(workload, directory / "first", with_reference=False, **options)
         try:
             yield prepared, hosts
         finally:
             prepared.runner.close()
 
 
-def misbehaving(deed: str) -> tuple[str, str, dict[str, object]]:
+def misbehaving(deed: str) -> tuple[str, str, dict[str, Scalar]]:
     return "misbehaving", "Misbehaving", {"deed": deed, "rank": 1}
 
 
+@pytest.fixture(scope="module")
+def failing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prepared]:
+    """One study for failures after which its hosts go on."""
+    file, name, arguments = misbehaving("none")
+    with begun(reference(file, name, **arguments), tmp_path_factory.mktemp("failing")) as (prepared, _):
+        yield prepared
+
+
 @pytest.mark.parametrize(
-    ("study", "kind"),
+    ("deed", "kind"),
     [
-        (misbehaving("out_of_memory"), FailureKind.OUT_OF_MEMORY),
-        (misbehaving("raise"), FailureKind.WORKLOAD_ERROR),
-        (misbehaving("exit"), FailureKind.CRASH),
-        (misbehaving("hang"), FailureKind.TIMEOUT),
+        ("out_of_memory", FailureKind.OUT_OF_MEMORY),
+        ("raise", FailureKind.WORKLOAD_ERROR),
+        ("exit", FailureKind.CRASH),
+        ("hang", FailureKind.TIMEOUT),
     ],
-    indirect=["study"],
 )
 def test_a_failure_on_another_host_is_the_trials_and_the_next_one_runs(
-    study: tuple[Prepared, TwoHosts], kind: FailureKind
+    failing: Prepared, deed: str, kind: FailureKind
 ) -> None:
-    prepared, _ = study
+    prepared = failing
+    file, name, arguments = misbehaving(deed)
     deadlines = Deadlines(warm_up_s=5.0) if kind is FailureKind.TIMEOUT else Deadlines()
-    (result,) = prepared.run(prepared.spec(THREE_THREADS, deadlines=deadlines, **PLAIN))
+    spec = prepared.spec(THREE_THREADS, workload=reference(file, name, **arguments), deadlines=deadlines, **PLAIN)
+    (result,) = prepared.run(spec)
     assert result.failure is not None
     assert result.failure.kind is kind, result.failure
     if kind is not FailureKind.TIMEOUT:

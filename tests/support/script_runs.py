@@ -45,6 +45,8 @@ from steptune.tuner.strategies import STRATEGIES, Strategy
 from steptune.tuner.strategies.api import Outside, Way
 from steptune.tuner.strategies.combine import environment_variables
 from steptune.tuner.strategies.in_scripts import script_changes
+from steptune.tuner.trace_records import TraceAnalysis
+from steptune.tuner.trials.analysis_files import read_analysis
 from steptune.tuner.trials.reference import ReferenceRequest
 from steptune.tuner.trials.study_files import StudyFiles
 
@@ -180,9 +182,19 @@ class Trials:
 
     def run(self, **choices: Choice) -> TrialResult:
         """One trial of a candidate; the first of its kind, so that it is guarded where it is no baseline."""
+        return self._run(choices, profile=False)
+
+    def profiled(self, **choices: Choice) -> tuple[TrialResult, TraceAnalysis]:
+        """One trial of a candidate with a profile, and the analysis that result pages read."""
+        result = self._run(choices, profile=True)
+        with StudyFiles(Path(self._study.directory)).analysis(result.trial_id).open("rb") as file:
+            *ranks, whole = read_analysis(file)
+        return result, replace(whole, ranks=tuple(ranks))
+
+    def _run(self, choices: dict[str, Choice], *, profile: bool) -> TrialResult:
         candidate = Candidate(choices=choices)
         purpose = Purpose.EXPLORE if choices else Purpose.BASELINE
-        spec = replace(SpecMaker(self._study, self.space, Candidate()).spec(candidate, purpose, 0), profile=False)
+        spec = replace(SpecMaker(self._study, self.space, Candidate()).spec(candidate, purpose, 0), profile=profile)
         (result,) = self._runner.run([spec], [purpose], STEPS_ONLY, "group", lambda progress: None)
         return result
 
@@ -223,7 +235,7 @@ def _looked(command: tuple[str, ...], folder: Path, study: Path, *, forked: bool
 def _moved(look: Look, folder: Path) -> Look:
     text = msgspec.json.encode(look.record).replace(str(look.folder).encode(), str(folder).encode())
     record = msgspec.json.decode(text, type=ScriptRecord)
-    return Look(look.command, folder, record, look.breakdowns, look.seconds)
+    return Look(look.command, folder, record, look.analysis, look.seconds)
 
 
 def losses(output: str) -> list[str]:

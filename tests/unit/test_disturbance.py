@@ -121,3 +121,27 @@ def test_outputs_of_a_compiled_model_are_disturbed_too() -> None:
     assert not torch.equal(found, expected)
     torch.testing.assert_close(found, expected, rtol=0.1, atol=0.1)
     torch.testing.assert_close(compiled(batch), expected)
+
+
+class Seen(nn.BatchNorm2d):
+    """Norm that remembers whether its input had channels last."""
+
+    had_channels_last = False
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        self.had_channels_last = input.is_contiguous(memory_format=torch.channels_last)
+        return super().forward(input)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_norm_computes_in_the_layout_that_it_does_not_have(layout: torch.memory_format) -> None:
+    """Kernels for one layout round sums over positions otherwise than those for another."""
+    norm = Seen(3)
+    images = torch.randn(4, 3, 6, 6).to(memory_format=layout).requires_grad_()
+    with Disturbance(2.0**-24, seed=1).of_outputs(norm):
+        found = norm(images)
+        found.square().sum().backward()
+    assert norm.had_channels_last == (layout is torch.contiguous_format)
+    assert found.is_contiguous(memory_format=layout)
+    norm(images)
+    assert norm.had_channels_last == (layout is torch.channels_last)

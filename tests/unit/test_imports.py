@@ -43,18 +43,34 @@ TORCH_FREE = (
 
 PROGRAM = """
 import importlib, sys
-for name in sys.argv[1:]:
+unwanted = set(sys.argv[1].split())
+for name in sys.argv[2:]:
     importlib.import_module(name)
-    loaded = {"torch", "transformers", "timm"} & sys.modules.keys()
+    loaded = unwanted & sys.modules.keys()
     if loaded:
         sys.exit(f"{name} loads {sorted(loaded)}")
 """
+OF_EVERY_STUDY = tuple(
+    f"steptune.tuner.trials.{name}" for name in ("runner", "host_agent", "server", "inspection", "reference", "trial")
+)
 
 
-def test_a_parent_has_no_torch() -> None:
+@pytest.mark.parametrize(
+    ("modules", "unwanted"),
+    [
+        pytest.param(TORCH_FREE, "torch transformers timm", id="a parent has no torch"),
+        pytest.param(OF_EVERY_STUDY, "torch scipy pandas", id="a study starts without statistics"),
+        pytest.param(
+            ("steptune.service.worker.loop", "steptune.service.serving", "steptune.dashboards.trace_page"),
+            "pandas pyarrow",
+            id="a service and its workers start without tables",
+        ),
+    ],
+)
+def test_some_modules_load_no_large_library(modules: tuple[str, ...], unwanted: str) -> None:
     """In a fresh interpreter, one after another: what is loaded stays loaded, so that none hides another."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *TORCH_FREE],
+        [sys.executable, "-c", PROGRAM, unwanted, *modules],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,

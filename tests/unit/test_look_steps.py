@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from steptune.tuner.scripts.agent import window as agent_window
 from steptune.tuner.scripts.agent.trial_window import TrialWindow
 from steptune.tuner.scripts.agent.window import LEAST_STEPS, MOST_STEPS, PERIOD_STEPS, Phase, Window
 from steptune.tuner.scripts.guard_files import NUM_AUDITS, NUM_STEPS, NUM_WIDE
@@ -69,3 +70,48 @@ def test_a_script_whose_slow_steps_suffice_for_the_inspection_has_enough_for_its
         window.step_ended()
         assert len(made) <= LEAST_STEPS
     assert NUM_STEPS + NUM_AUDITS + NUM_WIDE + 1 + len(made) <= LEAST_STEPS
+
+
+def after_recording(
+    times_ns: list[int], num_recorded: int, monkeypatch: pytest.MonkeyPatch, remaining: tuple[int, int] | None = None
+) -> Window:
+    """Return a window that has just recorded steps, after these further steps."""
+    clock = [0]
+    monkeypatch.setattr(agent_window, "perf_counter_ns", lambda: clock[0])
+    monkeypatch.setattr(Window, "_begin_detail", lambda window: window.end())
+    made = [FAST_NS] * 8
+    window = Window(OneRank(), made, lambda: remaining)  # type: ignore[arg-type]
+    window._num_recorded, window._num_ranks = num_recorded, 1
+    window._begin_again()
+    for time_ns in times_ns:
+        made.append(time_ns)
+        clock[0] += time_ns
+        window.step_ended()
+        if window.phase is Phase.OVER:
+            break
+    return window
+
+
+def test_steps_are_timed_again_after_the_recorded_ones_without_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    window = after_recording([9 * FAST_NS, *[2 * FAST_NS] * 20], 10, monkeypatch)
+    assert window.after_ns == 2 * FAST_NS
+    assert window.phase is Phase.OVER
+
+
+def test_a_pause_in_one_block_after_the_recorded_steps_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    paused = [FAST_NS, FAST_NS, 50 * FAST_NS, *[FAST_NS] * 20]
+    assert after_recording(paused, 10, monkeypatch).after_ns == FAST_NS
+
+
+def test_steps_are_not_timed_again_across_the_end_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    window = after_recording([FAST_NS] * 20, 4, monkeypatch, remaining=(5, 40))
+    assert window.after_ns is None
+    assert window.phase is Phase.OVER
+    assert after_recording([FAST_NS] * 20, 4, monkeypatch, remaining=(6, 40)).after_ns == FAST_NS
+
+
+def test_the_unprofiled_step_is_the_mean_of_before_and_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    window = after_recording([3 * FAST_NS] * 20, 4, monkeypatch)
+    window._timed_from, window._recorded_from = 2, 8
+    assert window.before_ns == FAST_NS
+    assert window.step_time_ns == 2 * FAST_NS

@@ -12,16 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from guarded_loops import FP32, Bench, failed
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from steptune.tuner.records import GuardVerdict
 from steptune.tuner.scripts.agent.guard_watch import GuardWatch
-from steptune.tuner.scripts.guard_files import NUM_AUDITS, NUM_STEPS, NUM_WIDE, JudgeRequest
-from steptune.tuner.scripts.judge import judge
-
-FP32, BF16 = 2.0**-24, 2.0**-8
 
 
 class Excessive(nn.Linear):
@@ -60,6 +56,8 @@ class Loop:
 
     Attributes:
         checkpoints: Whether checkpoints are re-entrant; None without any.
+        clears_every: Number of steps after which gradients are cleared.
+        wastes: Whether the model is called once more in each step, for an output that nothing uses.
     """
 
     dtype: torch.dtype | None = None
@@ -74,6 +72,8 @@ class Loop:
     averages_every: int = 1
     fused: bool = False
     checkpoints: bool | None = None
+    clears_every: int = 1
+    wastes: bool = False
 
     def run(self, guard: GuardWatch) -> None:
         torch.manual_seed(0)
@@ -92,6 +92,8 @@ class Loop:
                 guard.called(model)
                 with torch.autocast("cpu", self.dtype or torch.bfloat16, enabled=self.dtype is not None):
                     outputs = model(inputs)
+                    if self.wastes:
+                        model(inputs)
                 loss = functional.cross_entropy(outputs.float(), labels)
                 guard.loss(loss)
                 (self.weight * loss / 2).backward()
@@ -99,7 +101,8 @@ class Loop:
                 nn.utils.clip_grad_norm_(model.parameters(), self.bound)
             optimizer.step()
             guard.step_ended(None)
-            optimizer.zero_grad()
+            if number % self.clears_every == 0:
+                optimizer.zero_grad()
             for _ in range(self.num_schedules):
                 schedule.step()
             if number % self.averages_every == 0:
@@ -114,68 +117,9 @@ class Loop:
                     ours.mul_(self.decay).add_(theirs, alpha=1 - self.decay)
 
 
-class Bench:
-    """Guarded runs of loops, each held to the same runs of a correct one.
-
-    Args:
-        own: What today's settings are.
-    """
-
-    def __init__(self, folder: Path, own: Loop) -> None:
-        self.folder, self.own = folder, own
-        self.own_roundoff = BF16 if own.dtype else FP32
-        self.today = self._run("today", own, None)
-        self.repeated = self._run("repeated", own, self.today.parent)
-        self.disturbed = {
-            str(unit): tuple(
-                str(self._run(f"disturbed-{unit}-{noise}", own, self.today.parent, unit, noise)) for noise in (4, 5)
-            )
-            for unit in (FP32, BF16)
-        }
-
-    def _run(self, name: str, loop: Loop, reference: Path | None, disturb: float = 0.0, noise: int = 0) -> Path:
-        settings = {
-            "steps": NUM_STEPS,
-            "audits": NUM_AUDITS,
-            "wide": 0 if self.own.dtype else NUM_WIDE,  # as for scripts that set autocast themselves
-            "outputs": not disturb and (BF16 if loop.dtype else FP32) > self.own_roundoff,  # as the runner asks
-            "seed": 0,
-            "disturb": disturb,
-            "noise": noise,
-            "reference": str(reference) if reference else None,
-        }
-        target = self.folder / name / "guard-0.pt"
-        target.parent.mkdir()
-        guard = GuardWatch(settings, target, (0,))
-        try:
-            loop.run(guard)
-        finally:
-            guard.give_back()
-        return target
-
-    def verdict(self, loop: Loop) -> GuardVerdict:
-        number = len(list(self.folder.iterdir()))
-        candidate = self._run(f"candidate-{number}", loop, self.today.parent)
-        return judge(
-            JudgeRequest(
-                reference=str(self.today),
-                repeated=str(self.repeated),
-                disturbed=self.disturbed,
-                candidate=str(candidate),
-                unit_roundoff=BF16 if loop.dtype else FP32,
-                own_roundoff=self.own_roundoff,
-                device="cpu",
-            )
-        )
-
-
 @pytest.fixture(scope="module", params=[Loop(), Loop(dtype=torch.bfloat16)], ids=["fp32", "bf16"])
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return Bench(tmp_path_factory.mktemp("layers"), request.param)
-
-
-def failed(verdict: GuardVerdict) -> set[str]:
-    return {check.name for check in verdict.checks if not check.passed}
 
 
 SAME: dict[str, dict[str, Any]] = {
@@ -211,6 +155,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "no dropout": ({"dropout": 0.0}, "calls"),
     "no clipping": ({"bound": None}, "calls"),
     "another bound": ({"bound": 2e3}, "calls"),
+    "gradients cleared at every second step": ({"clears_every": 2}, "gradients"),
     "a schedule that is stepped twice": ({"num_schedules": 2}, "calls"),
     "statistics that follow faster": ({"momentum": 0.12}, "untrained state"),
 }
@@ -238,3 +183,16 @@ def test_a_layer_of_the_user_s_that_rounds_more_than_once_rejects_nothing(bench:
 def test_a_loss_that_weighs_a_little_more_shows_where_precision_is_taken_back(bench: Bench) -> None:
     if bench.own.dtype is None:
         assert "gradients in FP32" in failed(bench.verdict(replace(bench.own, dtype=torch.bfloat16, weight=1.01)))
+
+
+def test_gradients_that_are_cleared_at_every_second_step_are_no_turned_decisions(bench: Bench) -> None:
+    """Only one of the three steps from the reference's weights has them."""
+    assert "gradients" in failed(bench.verdict(replace(bench.own, clears_every=2)))
+
+
+def test_a_model_that_is_called_for_nothing_trains_the_same(tmp_path: Path) -> None:
+    """Its dropout drops nothing that any loss depends on; without running statistics the call leaves no trace."""
+    bench = Bench(tmp_path, Loop(momentum=0.0), (FP32,))
+    verdict = bench.verdict(replace(bench.own, wastes=True))
+    assert verdict.passed, verdict.reason
+    assert "calls" in failed(bench.verdict(replace(bench.own, wastes=True, dropout=0.12)))

@@ -37,6 +37,8 @@ REPETITIONS = 10.0
 """Maximum difference between runs of the same settings, as a multiple of the rounding effect; beyond it a training is
 not repeatable.
 """
+LARGE_PART = 0.5
+"""Share of a tensor's size, and of the number of tensors, that no turned decision reaches."""
 FP32_ROUNDOFF = 2.0**-23
 """Unit roundoff up to which the limits of FP32 apply: such arithmetics sum in wider formats, and a different order of a
 long sum amounts to many roundings.
@@ -101,6 +103,7 @@ class Score:
         step: Number of the step, from 1.
         name: Name of the tensor; empty for all tensors together.
         excess: Relative difference of size at this step.
+        is_other: Whether most tensors of this step differ by a large part of themselves.
     """
 
     ratio: float
@@ -108,6 +111,7 @@ class Score:
     step: int = 0
     name: str = ""
     excess: float = 0.0
+    is_other: bool = False
 
 
 # --- noise ------------------------------------------------------------------------------------
@@ -262,7 +266,8 @@ def scores(
     small by chance), if there are at least three, and with a limit of its own. If only one step is exact, the smallest
     score of all steps counts. In 16 bits, decisions may turn over at two of a few steps, which moves a row of one
     tensor but hardly its size: if a twin is compared without this rounding, the smallest residual of the exact steps
-    counts.
+    counts. An exact step at which most tensors differ by a large part of their size had no such decision but other
+    gradients, such as those of two steps added up: it counts alone.
 
     Args:
         has_twin: Whether the gradients of a twin are compared as well, without the rounding of 16 bits.
@@ -285,7 +290,8 @@ def _of_steps(kind: str, steps: Sequence[Score], exact: Sequence[int], *, smalle
     if len(at_exact) < fewest:
         return min(steps, key=_ratio, default=Score(ratio=0.0))
     left = at_exact if smallest else at_exact[:2]
-    return max([left[-1], *_elsewhere(kind, sorted(others, key=_ratio), fewest)], key=_ratio)
+    alone = [score for score in at_exact if score.is_other and kind == "pooled"]
+    return max([left[-1], *alone, *_elsewhere(kind, sorted(others, key=_ratio), fewest)], key=_ratio)
 
 
 def _elsewhere(kind: str, others: Sequence[Score], fewest: int) -> list[Score]:
@@ -312,12 +318,13 @@ def _scores(wanted: Tensors, noise: Noise, found: Tensors, limits: Limits, step:
     if stray is not None:
         return {kind: Score(ratio=math.inf, kind="presence", step=step, name=stray) for kind in KINDS}
     result = {kind: Score(ratio=0.0, kind=kind, step=step) for kind in KINDS}
-    logs = []
+    logs, num_other = [], 0
     for name, reference in wanted.items():
         apart = _of(found, name, reference) - reference
         slope = _slope(apart, reference)
         residual = _ratio_of(float(apart.norm()), noise.residuals[name])
         logs.append(math.log(max(residual, SMALLEST_SCORE)))
+        num_other += residual > limits.residual and float(apart.norm()) > LARGE_PART * float(reference.norm())
         for kind, value in (("residual", residual), ("slope", _ratio_of(abs(slope), noise.slopes[name]))):
             score = Score(ratio=value / getattr(limits, kind), kind=kind, step=step, name=name, excess=slope)
             result[kind] = max(result[kind], score, key=_ratio)
@@ -327,8 +334,10 @@ def _scores(wanted: Tensors, noise: Noise, found: Tensors, limits: Limits, step:
         "pooled": math.exp(sum(logs) / len(logs)) if logs else 0.0,
         "zeros": _zeros(wanted, found, noise),
     }
+    is_other = num_other > LARGE_PART * len(wanted)
     for kind, value in whole.items():
-        result[kind] = Score(ratio=value / getattr(limits, kind), kind=kind, step=step, excess=scale)
+        ratio = value / getattr(limits, kind)
+        result[kind] = Score(ratio=ratio, kind=kind, step=step, excess=scale, is_other=is_other)
     return result
 
 

@@ -18,8 +18,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from scipy.special import chdtri
-
 from steptune.tuner.guard.gradients import Tensors
 
 if TYPE_CHECKING:
@@ -70,6 +68,8 @@ class Scatter:
         number of directions. Masks that all depend on one random number, as where whole layers are skipped, move all
         gradients in one direction.
         """
+        from scipy.special import chdtri
+
         return math.sqrt(float(chdtri(self.directions, FALSE_SHIFTS)) / self.directions)
 
     @property

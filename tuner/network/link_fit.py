@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.optimize import nnls
 
 from steptune.tuner.errors import RunnerError
 from steptune.tuner.network.collective_costs import bus_factor, num_steps
@@ -46,6 +45,8 @@ def fit_link(timings: Sequence[CollectiveTiming], *, kind: str, num_sharing: int
         raise RunnerError(
             f"fitting a link requires timings of at least 2 message sizes; the {len(timings)} timings cover fewer"
         )
+    from scipy.optimize import nnls
+
     durations_ns = np.array([t.duration_ns for t in timings], dtype=float)
     wire_bytes = np.array([num_sharing * t.message_bytes * bus_factor(t.collective, t.num_ranks) for t in timings])
     steps = np.array([num_steps(t.collective, t.num_ranks) for t in timings])

@@ -45,13 +45,14 @@ from steptune.tuner.profiling.evidence import SEVERITIES, Evidence, busiest
 from steptune.tuner.profiling.extra_work import extra_work, with_extra_work
 from steptune.tuner.profiling.flame import stack_tree
 from steptune.tuner.profiling.gains import by_worth, late_first
+from steptune.tuner.profiling.intervals import Ints
 from steptune.tuner.profiling.kernel_gaps import gap_stats
 from steptune.tuner.profiling.kernels import kernel_stats, tensor_core_share
 from steptune.tuner.profiling.lanes import MAX_CELLS, lanes_of
 from steptune.tuner.profiling.launch_queue import queue_stats
 from steptune.tuner.profiling.memory import memory_stats
 from steptune.tuner.profiling.modules import module_stats
-from steptune.tuner.profiling.operator_calls import device_time_of_operators, operator_calls
+from steptune.tuner.profiling.operator_calls import OperatorCalls, device_time_of_operators, operator_calls
 from steptune.tuner.profiling.operators import operator_stats
 from steptune.tuner.profiling.process_groups import process_groups
 from steptune.tuner.profiling.rank_comparison import RankComparison, compare_ranks, late_part, straggler
@@ -69,7 +70,15 @@ from steptune.tuner.profiling.timeline import timeline
 from steptune.tuner.profiling.trace import Trace, TraceError
 from steptune.tuner.profiling.what_if import what_ifs
 from steptune.tuner.records import Finding, Replay, TrialProfile
-from steptune.tuner.trace_records import ExtraWork, GapStats, QueueStats, RankAnalysis, Synchronisation, TraceAnalysis
+from steptune.tuner.trace_records import (
+    ExtraWork,
+    GapStats,
+    QueueStats,
+    RankAnalysis,
+    StackNode,
+    Synchronisation,
+    TraceAnalysis,
+)
 
 _APART = """
 import pickle, sys
@@ -120,7 +129,7 @@ def analyse_traces(
 
     Args:
         details: For each trace, another window of the same steps with call stacks and shapes.
-        max_cells: Maximum cells of each lane; with 0 there are no lanes.
+        max_cells: Maximum cells of each lane; with 0 there are no lanes, timelines and stacks.
 
     Raises:
         TraceError: No file, a file that cannot be read, one rank twice, or ranks of different runs.
@@ -176,7 +185,7 @@ def analyse_trace(
 
     Args:
         details: Another window of the same steps, with call stacks and shapes.
-        max_cells: Maximum cells of each lane; with 0 there are no lanes.
+        max_cells: Maximum cells of each lane; with 0 there are no lanes, timelines and stacks.
     """
     capture = link(trace)
     if capture.steps.span[0] == capture.steps.span[1]:
@@ -196,15 +205,11 @@ def analyse_trace(
     queues: dict[str, tuple[QueueStats, ...]] = {}
     for device in capture.device_numbers:
         name = f"cuda:{device}"
-        tiles[name], found = device_time(capture, device)
-        gaps[name] = gap_stats(capture, device, found, calls, source, top)
+        tiles[name], gaps[name] = _device(capture, device, calls, source, top)
         queues[name] = queue_stats(capture, device)
     numbers: Sequence[int | None] = capture.device_numbers
     if not tiles:
         tiles, numbers = {"cpu": cpu_time(capture)}, [None]
-    stacked, by_stack = trace, device_time_of_operators(capture, calls) if capture.device_numbers else calls.self_ns
-    if match is not None and details is not None:
-        stacked, by_stack = details.trace, seen_in(match, by_stack, len(details.trace.host))
     breakdowns = [breakdown_of(capture, name, tiled, unprofiled_step_time_ns) for name, tiled in tiles.items()]
     graph = build_graph(capture) if capture.device_numbers else None
     groups = group_calls(capture, calls)
@@ -241,7 +246,7 @@ def analyse_trace(
         num_lost=trace.num_lost,
         device_names=_device_names(capture),
         breakdowns=tuple(breakdowns),
-        timelines=tuple(timeline(capture, tiled, name) for name, tiled in tiles.items()),
+        timelines=tuple(timeline(capture, tiled, name) for name, tiled in tiles.items()) if max_cells else (),
         lanes=lanes_of(capture, tiles, max_cells) if max_cells else (),
         gaps=gaps,
         queues=queues,
@@ -249,7 +254,7 @@ def analyse_trace(
         operators=operator_stats(capture, calls, groups, source, top),
         synchronisations=waits,
         modules=module_stats(capture, calls, groups, source.modules, top),
-        stacks=stack_tree(stacked, by_stack),
+        stacks=_stacks(capture, calls, details, match) if max_cells else (),
         memory=memory_stats(capture),
         collectives=collective_stats(most),
         groups=process_groups(trace, capture.device_numbers),
@@ -263,6 +268,24 @@ def analyse_trace(
     if graph is not None:
         analysis = _replayed_together(analysis, graph, unprofiled_step_time_ns)
     return msgspec.structs.replace(analysis, findings=diagnose(Evidence(analysis=analysis))), most, graph
+
+
+def _device(
+    capture: Capture, device: int, calls: OperatorCalls, source: SourceLines, top: int
+) -> tuple[Segments, GapStats]:
+    """Return the time of a device and the statistics of its gaps; the gaps themselves take memory."""
+    segments, found = device_time(capture, device)
+    return segments, gap_stats(capture, device, found, calls, source, top)
+
+
+def _stacks(
+    capture: Capture, calls: OperatorCalls, details: Details | None, match: Ints | None
+) -> tuple[StackNode, ...]:
+    """Return the time by call stack; the stacks are those of the details, if these match the steps."""
+    time_ns = device_time_of_operators(capture, calls) if capture.device_numbers else calls.self_ns
+    if match is None or details is None:
+        return stack_tree(capture.trace, time_ns)
+    return stack_tree(details.trace, seen_in(match, time_ns, len(details.trace.host)))
 
 
 def _replayed_together(analysis: RankAnalysis, graph: Graph, unprofiled_step_time_ns: int | None) -> RankAnalysis:
@@ -346,7 +369,7 @@ def analyse_file(
 
     Args:
         details_file: Another window of the same steps, with call stacks, shapes, and possibly every allocation.
-        max_cells: Maximum cells of each lane; with 0 there are no lanes.
+        max_cells: Maximum cells of each lane; with 0 there are no lanes, timelines and stacks.
     """
     trace = read_trace(path)
     details = read_details(details_file) if details_file is not None else None

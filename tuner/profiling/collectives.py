@@ -16,7 +16,7 @@ from steptune.tuner.network.collective_costs import bus_bytes_per_s
 from steptune.tuner.profiling.argument_shapes import item_bytes, parse_arguments
 from steptune.tuner.profiling.capture import Capture
 from steptune.tuner.profiling.communication import ANNOTATIONS, collective_name
-from steptune.tuner.profiling.intervals import Intervals, Ints, pieces, union
+from steptune.tuner.profiling.intervals import Intervals, Ints, median, pieces, union
 from steptune.tuner.profiling.regions import HOST
 from steptune.tuner.profiling.segments import Segments
 from steptune.tuner.profiling.trace import Kind, Trace
@@ -231,7 +231,7 @@ def collective_stats(calls: CollectiveCalls) -> tuple[CollectiveStats, ...]:
     """
     found = []
     for kind, numbers in kinds_of(calls.messages).items():
-        median = float(np.median((calls.end - calls.start)[numbers]))
+        usual = median((calls.end - calls.start)[numbers])
         found.append(
             CollectiveStats(
                 name=kind.name,
@@ -242,7 +242,7 @@ def collective_stats(calls: CollectiveCalls) -> tuple[CollectiveStats, ...]:
                 count=len(numbers),
                 total_ns=int(calls.busy_ns[numbers].sum()),
                 exposed_ns=int(calls.exposed_ns[numbers].sum()),
-                bus_bytes_per_s=bus_bandwidth(kind, median),
+                bus_bytes_per_s=bus_bandwidth(kind, usual),
             )
         )
     return tuple(sorted(found, key=lambda stats: -stats.total_ns))

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from steptune.tuner.costs.categories import COMPUTE
 from steptune.tuner.profiling.capture import Capture
-from steptune.tuner.profiling.intervals import Ints
+from steptune.tuner.profiling.intervals import Ints, median
 from steptune.tuner.profiling.replay.answers import EXTRA, as_replayed
 from steptune.tuner.profiling.replay.graph import Graph
 from steptune.tuner.profiling.replay.scenarios import without_steps
@@ -40,11 +40,11 @@ def extra_work(capture: Capture, breakdown: Breakdown, device: int | None) -> Ex
     if count < LEAST_STEPS or count != len(capture.steps):
         return None
     operations = np.bincount(_step_of(capture, _operations(capture, device)), minlength=count)
-    more = operations >= MORE * np.median(operations)
+    more = operations >= MORE * median(operations)
     if not more.any() or 2 * more.sum() > count:
         return None
     computed = np.array([sum(step.get(category.value, 0) for category in COMPUTE) for step in breakdown.steps])
-    beyond = computed[more] - np.median(computed[~more])
+    beyond = computed[more] - median(computed[~more])
     return ExtraWork(
         steps=tuple((np.flatnonzero(more) + 1).tolist()),
         time_ns=int(np.maximum(beyond, 0).sum()),

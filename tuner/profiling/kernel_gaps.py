@@ -9,7 +9,7 @@ from steptune.tuner.profiling.capture import Capture
 from steptune.tuner.profiling.device_time import device_rows
 from steptune.tuner.profiling.gap_sites import gap_sites
 from steptune.tuner.profiling.gaps import Gaps
-from steptune.tuner.profiling.intervals import Ints
+from steptune.tuner.profiling.intervals import Ints, median
 from steptune.tuner.profiling.operator_calls import OperatorCalls
 from steptune.tuner.profiling.source_lines import SourceLines
 from steptune.tuner.trace_records import Gap, GapStats
@@ -33,7 +33,7 @@ def gap_stats(
     return GapStats(
         count=len(length),
         total_ns=int(length.sum()),
-        median_ns=int(np.median(length)) if len(length) else 0,
+        median_ns=int(median(length)) if len(length) else 0,
         p99_ns=int(np.quantile(length, 0.99)) if len(length) else 0,
         histogram=dict(zip(BUCKETS, counts.tolist(), strict=True)),
         time_ns=dict(zip(BUCKETS, time_ns.tolist(), strict=True)),

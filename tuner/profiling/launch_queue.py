@@ -10,7 +10,7 @@ import numpy as np
 
 from steptune.tuner.profiling.capture import Capture
 from steptune.tuner.profiling.device_time import device_rows
-from steptune.tuner.profiling.intervals import Ints
+from steptune.tuner.profiling.intervals import Ints, median
 from steptune.tuner.profiling.memory import thinned
 from steptune.tuner.trace_records import QueueStats
 
@@ -44,7 +44,7 @@ def _of_stream(
         mean_depth=float(waiting.sum() / max(1, span[1] - span[0])),
         max_depth=max_depth(launch, start, span),
         empty_share=float(idle.mean()),
-        median_delay_ns=int(np.median(start - launch)),
+        median_delay_ns=int(median(start - launch)),
         timeline=depth_over_time(launch, start, span),
     )
 

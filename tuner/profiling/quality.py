@@ -15,7 +15,7 @@ from steptune.tuner.costs.categories import COMPUTING, Category
 from steptune.tuner.profiling.capture import Capture
 from steptune.tuner.profiling.device_time import device_rows
 from steptune.tuner.profiling.facts import is_own
-from steptune.tuner.profiling.intervals import Ints
+from steptune.tuner.profiling.intervals import Ints, median
 from steptune.tuner.profiling.trace import Kind
 from steptune.tuner.records import CaptureQuality
 from steptune.tuner.wording import counted
@@ -230,7 +230,7 @@ def _seen(capture: Capture, device: str, totals: dict[str, int], unprofiled_step
     step_time_ns = int(steps.boundaries[-1] - steps.boundaries[0])
     rows = np.empty(0, np.int64) if on_cpu else device_rows(capture, int(device.removeprefix("cuda:")))
     lengths = np.diff(steps.boundaries)
-    usual = float(np.median(lengths[1:])) if len(lengths) >= 3 else 0.0
+    usual = median(lengths[1:]) if len(lengths) >= 3 else 0.0
     missing, lost, replays = _missing(capture)
     computing = 0 if on_cpu else sum(totals[category.value] for category in COMPUTING)
     return Seen(
@@ -289,7 +289,7 @@ def _expected_of_replays(capture: Capture, start: Ints, found: Ints) -> Ints:
         np.maximum.at(largest, place, found)
         expected = largest[place]
     else:
-        usual = int(np.median(found[found > 0])) if (found > 0).any() else 1
+        usual = int(median(found[found > 0])) if (found > 0).any() else 1
         expected = np.where(found > 0, found, usual)
     result: Ints = np.maximum(expected, 1)
     return result

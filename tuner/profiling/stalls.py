@@ -17,7 +17,7 @@ import numpy as np
 
 from steptune.tuner.costs.categories import PRIORITY, Category
 from steptune.tuner.profiling.capture import Capture
-from steptune.tuner.profiling.intervals import Intervals, Ints, cover, distinct, pieces, union
+from steptune.tuner.profiling.intervals import Intervals, Ints, cover, distinct, median, pieces, union
 from steptune.tuner.profiling.regions import joined
 from steptune.tuner.profiling.segments import Segments
 from steptune.tuner.profiling.threads import threads_beside
@@ -106,7 +106,7 @@ def find_stalls(capture: Capture, segments: Segments, device: int | None) -> Sta
     idle = union(segments.start[host_time], segments.end[host_time])
     start, end = idle if device is None else _silences(capture, device)
     length = end - start
-    pace = float(np.median(length)) if len(length) else 0.0
+    pace = median(length) if len(length) else 0.0
     limit_ns = int(np.clip(PACES * pace, LEAST_NS, MOST_NS))
     long = length > limit_ns
     start, end = start[long], end[long]

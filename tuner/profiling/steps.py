@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from steptune.tuner.profiling.intervals import EMPTY, Ints
+from steptune.tuner.profiling.intervals import EMPTY, Ints, median
 from steptune.tuner.profiling.launches import Launches
 from steptune.tuner.profiling.trace import Kind, Trace
 
@@ -75,7 +75,7 @@ def find_steps(trace: Trace, launches: Launches) -> StepWindows:
     start, end = steps.start, steps.end
     launched_end, num_launched = _launched(trace, launches, start, end)
     kept = len(start)
-    if kept > 1 and num_launched[-1] < COMPLETE * np.median(num_launched[:-1]):
+    if kept > 1 and num_launched[-1] < COMPLETE * median(num_launched[:-1]):
         kept -= 1
     follows = np.concatenate([start[1:], end[-1:]])
     # Where the device is done before the next step begins, what lies between belongs to the step before.

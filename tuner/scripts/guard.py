@@ -24,10 +24,12 @@ from steptune.tuner.trials.disturbance import FP32_ROUNDOFF
 from steptune.tuner.trials.study_files import StudyFiles
 
 ROOM, EAGER_PEAKS, CORES_OF_A_RUN = 0.9, 2.0, 2
-"""Limits for running the reference several times at once: share of the device's memory, assumed memory of an eager run
-as a multiple of the peak in today's trial, and cores for each run."""
+"""Limits for running the reference several times at once: maximum share of the device's memory, assumed memory of an
+eager run as a multiple of the peak in today's trial, and minimum cores for each run.
+"""
 MOST_REFERENCE_SHARE = 0.1
-"""Share of the remaining time that reference runs may take; beyond it, each roundoff disturbs one run instead of two.
+"""Maximum share of the remaining time that reference runs may take; beyond it, each roundoff disturbs one run instead
+of two.
 """
 
 

@@ -18,7 +18,6 @@ from typing import Any
 
 from steptune.tuner.errors import PlatformError
 from steptune.tuner.installation import IMPORT_ROOT
-from steptune.tuner.profiling.details import DetailsFile
 from steptune.tuner.scripts.agent import FOLDER
 from steptune.tuner.scripts.record import NO_VIEW, SETTINGS, STATUS, TEXTS, ScriptRecord, read_records
 from steptune.tuner.trials.processes import LINUX
@@ -176,12 +175,6 @@ def find_links_out(folder: Path) -> tuple[str, ...]:
 def find_script_traces(folder: Path) -> tuple[Path, ...]:
     """Return the traces in a folder of records, by rank."""
     return tuple(sorted(folder.glob("trace-*.json"), key=lambda path: int(path.stem.partition("-")[2])))
-
-
-def details_of_traces(traces: Sequence[Path]) -> dict[Path, DetailsFile]:
-    """Return, by trace, the file of the step that was recorded with call stacks; a script may end before that step."""
-    beside = {trace: trace.with_name(f"details-{trace.stem.partition('-')[2]}.json") for trace in traces}
-    return {trace: DetailsFile(path=path, num_steps=1) for trace, path in beside.items() if path.exists()}
 
 
 def _no_view(folder: Path, reason: str, *, is_trial: bool) -> str:

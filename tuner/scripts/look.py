@@ -11,12 +11,14 @@ from pathlib import Path
 
 import msgspec
 
-from steptune.tuner.profiling.analysis import analyse_traces
+from steptune.tuner.profiling.lanes import FULL_CELLS
 from steptune.tuner.records import Breakdown, ScriptFacts, WorkloadFacts
 from steptune.tuner.scripts.copies import CopyError, FrozenCopy
 from steptune.tuner.scripts.facts import workload_facts
-from steptune.tuner.scripts.launch import Ended, details_of_traces, ran_script
+from steptune.tuner.scripts.launch import Ended, ran_script
 from steptune.tuner.scripts.record import ScriptRecord
+from steptune.tuner.scripts.traces import analyse_script
+from steptune.tuner.trace_records import TraceAnalysis
 
 SAME_FOR_ALL = {"PYTHONHASHSEED": "0", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """Environment variables of all inspections and trials: they give sets of strings the same order everywhere, and keep a
@@ -27,7 +29,7 @@ class Look:
     """Inspection that recorded the steps of a command.
 
     Args:
-        breakdowns: Breakdowns of the recorded steps.
+        analysis: Analysis of the recorded steps.
         seconds: Duration of the inspection.
         traces: Traces of these steps; deleted when the inspection is closed.
         copy: Frozen copy from which trials start; None where each trial starts the command.
@@ -39,14 +41,14 @@ class Look:
         command: tuple[str, ...],
         folder: Path,
         record: ScriptRecord,
-        breakdowns: tuple[Breakdown, ...],
+        analysis: TraceAnalysis,
         seconds: float,
         traces: tuple[Path, ...] = (),
     ) -> None:
         self.command = command
         self.folder = folder
         self.record = record
-        self.breakdowns = breakdowns
+        self.analysis = analysis
         self.seconds = seconds
         self.traces = traces
         self.copy: FrozenCopy | None = None
@@ -61,6 +63,11 @@ class Look:
         """End the processes and remove the files that the inspection keeps for trials."""
         self.copy = None
         self._kept.close()
+
+    @property
+    def breakdowns(self) -> tuple[Breakdown, ...]:
+        """Breakdowns of the recorded steps, of all ranks."""
+        return tuple(breakdown for rank in self.analysis.ranks for breakdown in rank.breakdowns)
 
     @functools.cached_property
     def facts(self) -> WorkloadFacts:
@@ -115,9 +122,8 @@ def look_at(
             except CopyError as error:
                 reason = str(error)
         unprofiled_ns = round(record.step_time_ns) if record.step_time_ns else None
-        analysis = analyse_traces(ended.traces, unprofiled_ns, details=details_of_traces(ended.traces))
-        breakdowns = tuple(breakdown for rank in analysis.ranks for breakdown in rank.breakdowns)
-        look = Look(command, folder, record, breakdowns, time.monotonic() - began, ended.traces)
+        analysis = analyse_script(ended.traces, record, unprofiled_ns, FULL_CELLS)
+        look = Look(command, folder, record, analysis, time.monotonic() - began, ended.traces)
         look.why_no_copy = reason
         if copy is not None:
             look.keep(copy, stack.pop_all())

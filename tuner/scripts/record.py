@@ -172,7 +172,9 @@ class ScriptRecord(Record):
         refusal: Reason why they were not; empty where the process ended before.
         num_steps: Number of steps with a known time: all but the first few.
         num_steps_needed: Number of steps that a recording needs: if they are long, and if they are short.
-        step_time_ns: Step time without the profiler; None where the process ended before it was measured.
+        step_time_ns: Step time without the profiler, before and after the recorded steps; None where the process ended
+            before it was measured.
+        step_time_before_ns, step_time_after_ns: Each of the two; None where it was not measured.
         recorded_step_ns: Step time under the profiler.
         notes: Number of uses by kind and feature; kinds are "autocast", "scalers", "clipping", "schedulers",
             "compiled", "saves", "closures".
@@ -209,6 +211,8 @@ class ScriptRecord(Record):
     trainer: ScriptTrainer | None = None
     settings: dict[str, int | str | bool] = field(default_factory=dict)
     copies: tuple[CopyPlace, ...] = ()
+    step_time_before_ns: float | None = None
+    step_time_after_ns: float | None = None
 
     @property
     def num_made(self) -> int:

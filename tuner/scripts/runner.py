@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from steptune.tuner.profiling.analysis import analyse_traces
+from steptune.tuner.profiling.lanes import FULL_CELLS
 from steptune.tuner.protocols import Progress, ProgressListener
 from steptune.tuner.records import (
     Breakdown,
@@ -37,15 +37,17 @@ from steptune.tuner.records import (
 )
 from steptune.tuner.scripts.failures import failure_of
 from steptune.tuner.scripts.guard import ScriptGuard
-from steptune.tuner.scripts.launch import Ended, details_of_traces
+from steptune.tuner.scripts.launch import Ended
 from steptune.tuner.scripts.load_watch import LoadWatch
 from steptune.tuner.scripts.look import Look
 from steptune.tuner.scripts.machine import described
 from steptune.tuner.scripts.starts import ScriptStarts, Start
+from steptune.tuner.scripts.traces import analyse_script
 from steptune.tuner.scripts.trial_records import effects_of, measure_settings, phases_of, read_record, windows_of
 from steptune.tuner.strategies import STRATEGIES, Strategy
 from steptune.tuner.strategies.api import Outside, Way
 from steptune.tuner.strategies.in_scripts import outside_of
+from steptune.tuner.trials.analysis_files import keep_analysis
 from steptune.tuner.trials.study_files import StudyFiles
 
 FAULTS_OF_COPIES = (FailureKind.WORKLOAD_ERROR, FailureKind.TIMEOUT)
@@ -300,7 +302,9 @@ class ScriptRunner:
         return copy.spared_ns if copy is not None and ended.forked and self._confirms_anew else 0
 
     def _profiled(self, spec: TrialSpec, ended: Ended, step_ns: int) -> tuple[Breakdown, ...]:
-        """Return the breakdown of the recorded steps, and keep their traces if asked for."""
+        """Return the breakdown of the recorded steps, and keep their analysis for result pages; and their traces, if
+        asked for.
+        """
         if not spec.profile:
             return ()
         traces = ended.traces or (self._look.traces if spec.candidate.is_baseline else ())
@@ -309,7 +313,12 @@ class ScriptRunner:
             folder.mkdir(parents=True, exist_ok=True)
             for rank, trace in enumerate(path for path in traces if path.exists()):
                 shutil.copyfile(trace, self._files.trace(spec.trial_id, rank))
-        if not ended.traces:  # the look has recorded them, or the script ended before
-            return self._look.breakdowns if spec.candidate.is_baseline else ()
-        analysis = analyse_traces(ended.traces, step_ns, details=details_of_traces(ended.traces))
+        if ended.traces:
+            analysis = analyse_script(ended.traces, next(iter(ended.records), None), step_ns, FULL_CELLS)
+        elif spec.candidate.is_baseline:  # the look has recorded them
+            analysis = self._look.analysis
+        else:  # the script ended before
+            return ()
+        folder.mkdir(parents=True, exist_ok=True)
+        keep_analysis(self._files, spec.trial_id, analysis)
         return tuple(breakdown for rank in analysis.ranks for breakdown in rank.breakdowns)

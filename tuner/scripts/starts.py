@@ -147,6 +147,6 @@ class ScriptStarts:
             if record is None:
                 raise CopyError(failure_of(ended, log).message)
             copy = FrozenCopy(ended.folder, record, began_ns, look.folder)
-            found = Look(way.command, look.folder, look.record, look.breakdowns, look.seconds)
+            found = Look(way.command, look.folder, look.record, look.analysis, look.seconds)
             found.keep(copy, kept.pop_all())
         return found

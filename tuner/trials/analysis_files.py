@@ -12,7 +12,10 @@ from typing import BinaryIO, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from steptune.tuner.profiling.analysis import without_timelines
+from steptune.tuner.profiling.tiles import shown_lanes
 from steptune.tuner.trace_records import Lane, RankAnalysis, Timeline, TraceAnalysis
+from steptune.tuner.trials.study_files import StudyFiles
 
 MAX_LINE_BYTES = 4 << 20
 """Maximum bytes of a line: more than one lane takes, and more than a rank without its lanes takes."""
@@ -23,6 +26,14 @@ MAX_LANES_BYTES = 96 << 20
 """Maximum bytes of a lanes file: enough for as many full lanes as a page has rows."""
 Kind = TypeVar("Kind", bound=msgspec.Struct)
 _LIST, _ANALYSIS = b"[", b'{"ranks":['
+
+
+def keep_analysis(files: StudyFiles, trial_id: str, analysis: TraceAnalysis) -> None:
+    """Write the analysis of a trial to files for result pages, which never read a trace."""
+    timelines = [timeline for rank in analysis.ranks for timeline in rank.timelines]
+    files.timelines(trial_id).write_bytes(timelines_text(timelines))
+    files.lanes(trial_id).write_bytes(lanes_text(shown_lanes(analysis)[0]))
+    files.analysis(trial_id).write_bytes(analysis_text(without_timelines(analysis)))
 
 
 def timelines_text(timelines: Iterable[Timeline]) -> bytes:

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from steptune.tuner.training.layouts import dense_strides, with_strides
@@ -104,20 +104,26 @@ class Disturbance:
 
     @contextmanager
     def of_outputs(self, model: torch.nn.Module) -> Iterator[None]:
-        """Disturb the outputs of all modules without children while active, in the forward and the backward pass."""
+        """Disturb the outputs of all modules without children while active, in the forward and the backward pass, and
+        let norms compute in another memory layout.
+        """
 
         def disturb(module: Any, arguments: Any, output: Any) -> Any:
             return map_structure(self, output)
 
-        if "torch._dynamo" in sys.modules:  # a graph has no generator of its own: it ends here
-            disturb = sys.modules["torch._dynamo"].disable(disturb)
-        innermost = [module for module in model.modules() if next(module.children(), None) is None]
-        handles = [module.register_forward_hook(disturb) for module in innermost]
-        try:
+        def prepared(hook: Callable[..., Any]) -> Callable[..., Any]:
+            """Return a hook at which a graph ends: it has no generator of its own."""
+            dynamo = sys.modules.get("torch._dynamo")
+            return hook if dynamo is None else dynamo.disable(hook)
+
+        from steptune.tuner.trials.other_layout import put_in_other_layout
+
+        with ExitStack() as undone:
+            for module in model.modules():
+                if next(module.children(), None) is None:
+                    undone.callback(put_in_other_layout(module, prepared))
+                    undone.callback(module.register_forward_hook(prepared(disturb)).remove)
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
 
 @functools.cache

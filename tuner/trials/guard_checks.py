@@ -81,8 +81,8 @@ def check_gradients(
     """Check that gradients, and other changes that a step makes, equal the reference's to within rounding.
 
     Args:
-        has_twin: Gradients are compared in FP32 as well.
-        has_right_updates: The replay showed that the updates follow from the gradients.
+        has_twin: Whether gradients are compared in FP32 as well.
+        has_right_updates: Whether the replay showed that the updates follow from the gradients.
     """
     limits = limits_of(unit_roundoff)
     checks: list[GuardCheck] = []

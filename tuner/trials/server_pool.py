@@ -148,7 +148,7 @@ class ServerPool:
         """Wait for missing hosts.
 
         Raises:
-            RunnerError: They did not connect, or one differs from the others.
+            RunnerError: The hosts did not connect, or one differs from the others.
         """
         if self._hosts is None:
             return

@@ -15,24 +15,21 @@ from steptune.tuner.profiling.analysis import (
     of_rank,
     profile_of,
     together,
-    without_timelines,
 )
 from steptune.tuner.profiling.breakdown import with_epoch_restart
 from steptune.tuner.profiling.details import DetailsFile
 from steptune.tuner.profiling.lanes import FULL_CELLS
 from steptune.tuner.profiling.tensor_memory import known_blocks
-from steptune.tuner.profiling.tiles import shown_lanes
 from steptune.tuner.records import Effect, GuardVerdict, Phase, Startup, TrialSpec
 from steptune.tuner.strategies.combine import make_plan, strategies_of
 from steptune.tuner.strategies.dataset_cache.strategy import CachedDataset
 from steptune.tuner.strategies.nccl_settings.choice import NcclSetting
-from steptune.tuner.trace_records import TraceAnalysis
 from steptune.tuner.training.assemble import assemble
 from steptune.tuner.training.compilation import compilation, num_graphs
 from steptune.tuner.training.initial_state import build_initialised
 from steptune.tuner.training.job import TrainingJob
 from steptune.tuner.training.loader import build_loader
-from steptune.tuner.trials.analysis_files import analysis_text, lanes_text, timelines_text
+from steptune.tuner.trials.analysis_files import keep_analysis
 from steptune.tuner.trials.capture import num_profiled_steps, record_details, record_profile
 from steptune.tuner.trials.coordination import Coordinator
 from steptune.tuner.trials.device_watch import watch_device
@@ -357,7 +354,7 @@ class TrialRun:
         self._operators = breakdowns[0].operators
         ranks = self._coordinator.gather(own)
         if self.rank == 0:
-            self._keep(together(ranks))
+            keep_analysis(self._files, self.spec.trial_id, together(ranks))
             trace = str(path) if self.spec.keep_trace else None
             profile = profile_of(own.analysis, TOP)
             self._channel.send(Profiled(breakdowns=breakdowns, profile=profile, trace=trace))
@@ -373,13 +370,6 @@ class TrialRun:
         record_details(self._stepper.step, num_steps, path)
         after = known_blocks(job.model, job.optimizer)
         return DetailsFile(path=path, num_steps=num_steps, blocks_before=before, blocks_after=after)
-
-    def _keep(self, analysis: TraceAnalysis) -> None:
-        """Write the analysis to files for result pages, which never read a trace."""
-        timelines = [timeline for rank in analysis.ranks for timeline in rank.timelines]
-        self._files.timelines(self.spec.trial_id).write_bytes(timelines_text(timelines))
-        self._files.lanes(self.spec.trial_id).write_bytes(lanes_text(shown_lanes(analysis)[0]))
-        self._files.analysis(self.spec.trial_id).write_bytes(analysis_text(without_timelines(analysis)))
 
     # --- report -------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from steptune.tuner.profiling.capture import Capture
-from steptune.tuner.profiling.intervals import Ints, distinct, pieces, union
+from steptune.tuner.profiling.intervals import Ints, distinct, median, pieces, union
 from steptune.tuner.profiling.nesting import nest
 from steptune.tuner.profiling.regions import ALLOCATION_CALLS, SYNC_CALLS, joined
 from steptune.tuner.profiling.threads import threads_beside
@@ -186,7 +186,7 @@ def _recording_ns(capture: Capture, mine: npt.NDArray[np.bool_]) -> float:
     if len(inner) < FEW_HOLDERS:
         return RECORDING_NS[1]
     length = nested.end - nested.start
-    return float(np.clip(HELD_TIMES * np.median(length[nested.parent[inner]] - length[inner]), *RECORDING_NS))
+    return float(np.clip(HELD_TIMES * median(length[nested.parent[inner]] - length[inner]), *RECORDING_NS))
 
 
 def _calls(capture: Capture, pattern: str, mine: npt.NDArray[np.bool_]) -> Ints:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from steptune.tuner.costs.categories import PRIORITY, Category
 from steptune.tuner.profiling.capture import Capture
 from steptune.tuner.profiling.gaps import LATENCY_RANGE_NS
-from steptune.tuner.profiling.intervals import Ints
+from steptune.tuner.profiling.intervals import Ints, median
 from steptune.tuner.profiling.replay.chain import LAUNCH, SYNC, Chain, Floats, threads_of
 from steptune.tuner.profiling.trace import Kind
 
@@ -168,9 +168,9 @@ def _ends_before(capture: Capture, rows: Ints, stream: Ints, start: Ints, end: I
 def _usual(start: Ints, call: Ints, before: Floats) -> tuple[float, float]:
     """Return the median latency of launches into an empty stream, and the median delay between queued operations."""
     empty = (before < call) & (start > call)
-    latency = float(np.median((start - call)[empty])) if empty.any() else LATENCY_NS
+    latency = median((start - call)[empty]) if empty.any() else LATENCY_NS
     queued = np.isfinite(before) & (before > call + latency)
-    after = float(np.median((start - before)[queued])) if queued.any() else BETWEEN_NS
+    after = median((start - before)[queued]) if queued.any() else BETWEEN_NS
     return min(latency, LATENCY_RANGE_NS[1]), max(0.0, after)
 
 
@@ -299,10 +299,10 @@ def _waiting(capture: Capture, chain: Chain, operations: Operations) -> Chain:
         last = int(first[node + 1]) - 1
         if chain.start[node] < operations.end[last] <= chain.end[node] + OWN_NS:
             wait(node, [(int(operations.stream[last]), last)], usual_call)
-    usual_return = (
-        np.nanmedian(returns[list(waits)]) if waits and not np.isnan(returns[list(waits)]).all() else RETURN_NS
-    )
-    returns = np.where(np.isnan(returns), min(float(usual_return), RETURN_NS), returns)
+    known = returns[list(waits)]
+    known = known[~np.isnan(known)]
+    usual_return = median(known) if len(known) else RETURN_NS
+    returns = np.where(np.isnan(returns), min(usual_return, RETURN_NS), returns)
     deep[list(waits)] = False
     length[deep] = np.minimum(length[deep], usual_call)
     return chain.having(length=length, returns=returns, waits=waits, queue=queue)
@@ -334,5 +334,5 @@ def _usual_call(free: Floats, deep: Floats) -> float:
         deep: Durations of launches into a full queue, which wait.
     """
     if len(free) >= FEW_CALLS or not len(deep):
-        return float(np.median(free)) if len(free) else 0.0
+        return median(free) if len(free) else 0.0
     return float(np.quantile(np.concatenate([free, deep]), QUICK))

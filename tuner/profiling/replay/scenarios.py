@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from steptune.tuner.costs.categories import PRIORITY, Category
-from steptune.tuner.profiling.intervals import Ints
+from steptune.tuner.profiling.intervals import Ints, median
 from steptune.tuner.profiling.replay.chain import ALLOCATION, BATCH, HAND_OVER_NS, LAUNCH, SYNC, Chain
 from steptune.tuner.profiling.replay.graph import Graph
 from steptune.tuner.profiling.replay.operations import INFERRED_NS
@@ -35,7 +35,7 @@ def _with(graph: Graph, chain: Chain) -> Graph:
 def pace_ns(chain: Chain) -> float:
     """Return the median time between two launches."""
     launches = chain.kind == LAUNCH
-    return float(np.median(chain.gap[launches])) if launches.any() else 0.0
+    return median(chain.gap[launches]) if launches.any() else 0.0
 
 
 def stalls(chain: Chain) -> Ints:

@@ -79,7 +79,7 @@ def _loader_cause(facts: StepFacts) -> Cause | None:
 
 
 def _copy_cause(evidence: Evidence) -> Cause | None:
-    """Return the cause for copies that already come from pinned memory; None for all others."""
+    """Return the cause for copies that already come from pinned memory; None for other copies."""
     if evidence.facts.pinned_memory is not True:
         return None
     return Cause(

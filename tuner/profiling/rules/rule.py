@@ -18,9 +18,9 @@ class Remedy:
 
     Attributes:
         advice: Text shown to users, as an imperative.
-        cures: Effects that strategies need to have for it.
+        cures: Effects by which strategies carry out the remedy.
         useful: True if the remedy is not enabled yet and the device supports it.
-        unless: Text shown to users: condition under which it is left out; empty for never.
+        unless: Text shown to users: condition under which the remedy is left out; empty for never.
     """
 
     advice: str
@@ -48,7 +48,7 @@ class Rule:
         message: Text shown to users; `{share}` is filled in.
         remedies: Possible remedies; the rule finds nothing if none of them is useful.
         devices: Kinds of device to which the rule applies.
-        applies: A further condition.
+        applies: Further condition for the rule to fire.
         reach: The largest part of the share that the advice could save.
         measure: Quantity that is compared with the thresholds instead of the share; None if it is unknown. Such a
             rule bounds no gain, unless it has categories: then the measure is a part of their share, and the bound.

@@ -90,10 +90,10 @@ class Calls:
         def dropout(input: Any, *arguments: Any, **options: Any) -> Any:
             given = {**dict(zip(("p", "training", "inplace"), arguments, strict=False)), **options}
             trains = given.get("training", DROPOUTS[name])
-            self._dropped(name, given.get("p", 0.5) if trains else 0.0)
+            rate = given.get("p", 0.5) if trains else 0.0
             if self.off and name == "dropout":
                 given["p"] = 0.0
-            return original(input, **given)
+            return self._dropped(name, rate, original(input, **given), input)
 
         return dropout
 
@@ -101,12 +101,11 @@ class Calls:
         @functools.wraps(original)
         def attention(query: Any, key: Any, value: Any, *arguments: Any, **options: Any) -> Any:
             rate = options.get("dropout_p", arguments[1] if len(arguments) > 1 else 0.0)
-            self._dropped("of attention", rate)
             if self.off and "dropout_p" in options:
                 options["dropout_p"] = 0.0
             elif self.off and len(arguments) > 1:
                 arguments = (arguments[0], 0.0, *arguments[2:])
-            return original(query, key, value, *arguments, **options)
+            return self._dropped("of attention", rate, original(query, key, value, *arguments, **options), query)
 
         return attention
 
@@ -127,11 +126,32 @@ class Calls:
 
         return step
 
-    def _dropped(self, name: str, rate: Any) -> None:
-        if self.off and rate and not torch.compiler.is_compiling() and not _is_in_backward():
-            if name == "dropout":
-                self.used = True
-            self._note(name if name.startswith(DROPOUT) else f"{DROPOUT} {name}", rate)
+    def _dropped(self, name: str, rate: Any, output: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        """Note a call that would have dropped something, once a gradient reaches its output: an output that no loss
+        depends on trains nothing.
+        """
+        if not self.off or not rate or torch.compiler.is_compiling() or _is_in_backward():
+            return output
+        if name == "dropout":
+            self.used = True
+        call = name if name.startswith(DROPOUT) else f"{DROPOUT} {name}"
+        if not output.requires_grad:  # as in a re-entrant checkpoint, whose backward pass repeats the call
+            self._note(call, rate)
+            return output
+        output = output.view_as(output) if output is given else output
+        arrived = False
+
+        def note(gradient: torch.Tensor) -> None:
+            nonlocal arrived
+            if self.off and not arrived:
+                arrived = True
+                self._note(call, rate)
+
+        try:
+            output.register_hook(note)
+        except RuntimeError:  # a tensor inside a function transform takes none
+            self._note(call, rate)
+        return output
 
     def _note(self, name: str, setting: Any = None) -> None:
         if torch.compiler.is_compiling():

@@ -57,6 +57,9 @@ class SharedFolder:
     def details(self, rank: int) -> Path:
         return self._path / f"details-{rank}.json"
 
+    def blocks(self, rank: int) -> Path:
+        return self._path / f"blocks-{rank}.json"
+
     def write_record(self, record: dict[str, Any]) -> None:
         self._write(f"record-{os.getpid()}.json", json.dumps(record))
         if record["complete"]:

@@ -19,6 +19,7 @@ import torch
 
 from .calls import Calls, may_drop
 from .held_tensors import HeldTensors
+from .other_layout import put_in_other_layout
 from .outputs import Outputs
 from .wide import Wide
 
@@ -259,6 +260,7 @@ class GuardWatch:
 
         for part in module.modules():
             if next(part.children(), None) is None:
+                self._undone.callback(put_in_other_layout(part))
                 self._undone.callback(part.register_forward_hook(disturb).remove)
 
     def _disturbed(self, value: Any) -> Any:

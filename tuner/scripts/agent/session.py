@@ -27,6 +27,7 @@ from .files import SharedFolder
 from .observed_loop import Made, ObservedLoop
 from .places import users_place
 from .ranks import has_group, rank_and_size
+from .tensor_blocks import TensorBlock, tensor_blocks
 from .window import LEAST_STEPS, MOST_STEPS, Window
 
 P = ParamSpec("P")
@@ -90,7 +91,10 @@ class Session(ObservedLoop):
         self._is_registered = self._is_written = False
 
     def _make_window(self) -> Window:
-        return Window(self._folder, self._step_times_ns, self._remaining)
+        return Window(self._folder, self._step_times_ns, self._remaining, self._blocks)
+
+    def _blocks(self) -> list[TensorBlock]:
+        return tensor_blocks(list(self.called_modules), list(self.optimizers))
 
     # --- what a trial does at the same marks (`trial.py`) ---------------------------------------
 
@@ -308,6 +312,8 @@ class Session(ObservedLoop):
                 "num_backwards": self.finder.num_backwards,
                 "num_optimizer_steps": self.finder.num_optimizer_steps,
                 "step_time_ns": window.step_time_ns,
+                "step_time_before_ns": window.before_ns,
+                "step_time_after_ns": window.after_ns,
                 "step_times_ns": self._step_times_ns,
                 "recorded_step_ns": window.recorded_step_ns,
                 "places": self._places,

@@ -68,7 +68,9 @@ class TrialSession(Session):
 
     def _make_window(self) -> Window:
         settings = {**self._trial["measure"], "guarded": self._trial["guard"] is not None}
-        return TrialWindow(self._folder, self._step_times_ns, self._remaining, settings, self._step_loader_ns)
+        return TrialWindow(
+            self._folder, self._step_times_ns, self._remaining, settings, self._step_loader_ns, self._blocks
+        )
 
     @property
     def awaits_modules(self) -> bool:  # type: ignore[override]

@@ -13,6 +13,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from .files import SharedFolder
+from .tensor_blocks import TensorBlock
 from .window import STEADY_STEPS, Phase, Window, median, synchronise
 
 INTRUDES, INTRUDES_SHARE = 3.0, 0.5
@@ -46,8 +47,9 @@ class TrialWindow(Window):
         remaining: Callable[[], tuple[int, int] | None],
         settings: dict[str, Any],
         loader_ns: Sequence[int],
+        blocks: Callable[[], list[TensorBlock]] = list,
     ) -> None:
-        super().__init__(folder, step_times_ns, remaining)
+        super().__init__(folder, step_times_ns, remaining, blocks)
         self._settings = settings
         self._loader_ns = loader_ns
         self._began_s = 0.0

@@ -3,6 +3,7 @@
     warm-up     the time of a step becomes steady
     timing      blocks of whole steps without a profiler; on a GPU a block ends when its work has ended
     recording   some steps under torch.profiler, inside an epoch where that is long enough
+    again       blocks of steps without a profiler, where the epoch is long enough
     detail      one more step with call stacks and shapes, which is never timed
     over        recorded, or refused
 
@@ -19,8 +20,10 @@ from typing import Any
 
 import torch
 
+from .detail_step import DetailStep
 from .files import SharedFolder
 from .ranks import num_ranks_here, rank_and_size
+from .tensor_blocks import TensorBlock
 
 WARM_UP_STEPS, MOST_WARM_UP_STEPS = 6, 24
 STEADY_STEPS, STEADY_WITHIN = 4, 1.3
@@ -36,7 +39,11 @@ TIMED_S = 0.4
 """Time, in seconds, for which short steps are timed; at least `NUM_BLOCKS` steps are timed."""
 MOST_BLOCK_STEPS = 8
 RECORDED_S = 0.6
-MOST_RECORDED_STEPS = 4
+MOST_RECORDED_STEPS = 10
+AGAIN_BLOCKS, MOST_AGAIN_STEPS = 3, 6
+"""Maximum numbers of blocks and of steps that are timed after the recorded ones. A script may end there, before the
+step with call stacks.
+"""
 ANNOUNCED_AHEAD = 3
 """Number of steps from rank 0's announcement to the first recorded one: ranks that exchange gradients are never further
 apart."""
@@ -48,7 +55,7 @@ PERIOD_STEPS = 3
 LEAST_STEPS = PERIOD_STEPS + SLOW_WARM_UP_STEPS + SLOW_BLOCKS + 1 + 1
 MOST_STEPS = PERIOD_STEPS + MOST_WARM_UP_STEPS + NUM_BLOCKS * MOST_BLOCK_STEPS + 1 + MOST_RECORDED_STEPS + 1
 """Minimum number of steps that a script must make if its steps are short; `LEAST_STEPS` is the minimum for slow steps.
-Both include one profiled step whose record is discarded.
+Both include one profiled step whose record is discarded, and no step after the recorded ones.
 """
 
 
@@ -58,6 +65,7 @@ class Phase(Enum):
     WARM_UP = "warm-up"
     TIMING = "timing"
     RECORDING = "recording"
+    AGAIN = "again"
     DETAIL = "detail"
     OVER = "over"
 
@@ -69,6 +77,7 @@ class Window:
         folder: Folder shared with other ranks.
         step_times_ns: Times of the steps so far; the list grows by one with each step.
         remaining: Returns the steps left in the epoch; None where unknown.
+        blocks: Returns the memory of the tensors that training is known to hold.
 
     Attributes:
         complete: Whether the trace was written.
@@ -76,11 +85,16 @@ class Window:
     """
 
     def __init__(
-        self, folder: SharedFolder, step_times_ns: Sequence[int], remaining: Callable[[], tuple[int, int] | None]
+        self,
+        folder: SharedFolder,
+        step_times_ns: Sequence[int],
+        remaining: Callable[[], tuple[int, int] | None],
+        blocks: Callable[[], list[TensorBlock]] = list,
     ) -> None:
         self._folder = folder
         self._times_ns = step_times_ns
         self._remaining = remaining
+        self._detail = DetailStep(blocks)
         self.phase = Phase.WARM_UP
         self.complete = False
         self.refusal = ""
@@ -88,7 +102,8 @@ class Window:
         self._block_steps = 1
         self._block_from, self._block_begin_ns = 0, 0
         self._block_times_ns: list[float] = []
-        self._timed_from = self._recorded_from = 0
+        self._again_times_ns: list[float] = []
+        self._timed_from = self._recorded_from = self._again_from = self._num_again = 0
         self._begin_at: int | None = None
         self._num_recorded = 0
         self._profiler: Any = None
@@ -104,6 +119,8 @@ class Window:
             self._rank, self._num_ranks = rank_and_size()
         if self.phase is Phase.RECORDING:
             self._record_step()
+        elif self.phase is Phase.AGAIN:
+            self._time_again()
         elif self.phase is Phase.DETAIL:
             self._end_detail()
         elif self._rank > 0:
@@ -128,8 +145,21 @@ class Window:
 
     @property
     def step_time_ns(self) -> float | None:
-        """Step time without the profiler: the median over steps on a CPU; on a GPU, where the host runs ahead, that
-        over blocks of steps. None before any was timed.
+        """Step time without the profiler: the mean of those before and after the recorded steps, as far as they are
+        known.
+        """
+        known = [time for time in (self.before_ns, self.after_ns) if time]
+        return sum(known) / len(known) if known else None
+
+    @property
+    def after_ns(self) -> float | None:
+        """Step time after the recorded steps: the median over blocks. None if the script or its epoch ended before."""
+        return median(self._again_times_ns) if self._again_times_ns else None
+
+    @property
+    def before_ns(self) -> float | None:
+        """Step time before the recorded steps: the median over steps on a CPU; on a GPU, where the host runs ahead,
+        that over blocks of steps. None before any was timed.
         """
         if torch.cuda.is_initialized():
             return median(self._block_times_ns) if self._block_times_ns else None
@@ -251,23 +281,40 @@ class Window:
             self.recorded_step_ns = list(self._times_ns[-self._num_recorded :])
             # What was recorded counts, even if the script makes no more step.
             self.complete = True
+            self._begin_again()
+
+    def _begin_again(self) -> None:
+        """Begin to time steps again. The first one finds cold caches after the writing of the trace and does not count,
+        unless steps are slow.
+        """
+        self._num_again = min(self._num_recorded, MOST_AGAIN_STEPS)
+        skipped = 0 if self._is_slow() else 1
+        rest = self._remaining()
+        if rest is not None and self._num_ranks == 1 and rest[0] < skipped + self._num_again + 1:
             self._begin_detail()
+            return
+        self.phase = Phase.AGAIN
+        self._again_from = self.num_steps + skipped
+        self._block_steps = -(-self._num_again // AGAIN_BLOCKS)
+        self._block_begin_ns = perf_counter_ns()
+
+    def _time_again(self) -> None:
+        done = self.num_steps - self._again_from
+        if done > 0 and done % self._block_steps == 0:
+            synchronise()
+            self._again_times_ns.append((perf_counter_ns() - self._block_begin_ns) / self._block_steps)
+        if done >= self._num_again:
+            self._begin_detail()
+        elif done % self._block_steps == 0:
+            synchronise()
+            self._block_begin_ns = perf_counter_ns()
 
     def _begin_detail(self) -> None:
-        """Begin the step with call stacks. Devices are not profiled: a second CUPTI session would lose kernels."""
-        from torch.profiler import ProfilerActivity, profile
-
-        self._profiler = profile(activities=[ProfilerActivity.CPU], with_stack=True, record_shapes=True)
-        self._profiler.start()
+        self._detail.begin()
         self.phase = Phase.DETAIL
 
     def _end_detail(self) -> None:
-        self._profiler.stop()
-        path = self._folder.details(self._rank)
-        part = path.with_name(f"{path.name}.part")
-        self._profiler.export_chrome_trace(str(part))
-        part.rename(path)
-        self._profiler = None
+        self._detail.end(self._folder.details(self._rank), self._folder.blocks(self._rank))
         self.phase = Phase.OVER
 
 

@@ -105,8 +105,8 @@ def compared(
 
 
 def _kept_of(trial: Trial, kept: TraceAnalysis | None) -> TraceAnalysis | None:
-    """Return the first rank of a stored analysis, with the breakdowns of the trial's result: user code may have changed
-    those in the file.
+    """Return the analysis of the first rank from a stored file, with the breakdowns of the trial's result in place of
+    the file's, which user code may have changed.
     """
     if kept is None or trial.result is None:
         return None
@@ -116,8 +116,8 @@ def _kept_of(trial: Trial, kept: TraceAnalysis | None) -> TraceAnalysis | None:
 def _stated(
     comparison: Comparison, study: Study, recommendation: Recommendation, before: Candidate, after: Candidate
 ) -> Comparison:
-    """Add to a comparison the step times and the interval that a study states for two configurations; one of them must
-    be the study's reference.
+    """Add to a comparison what a study states about two configurations: their step times, and the interval of the
+    change. One of them must be the study's reference.
     """
     speeds = [speed_of(recommendation, candidate) for candidate in (before, after)]
     is_stated = recommendation.baseline_units_per_s > 0 and parse_objective(recommendation.objective).is_rate

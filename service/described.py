@@ -1,5 +1,5 @@
-"""Example workloads and machines for the description of strategies if the user names none. Together they have a use for
-every choice.
+"""Example workloads and machines, for the description of strategies if the user names no workload. Every choice applies
+to at least one of them.
 
 No single workload has everything: batch normalisation and attention masks, fixed shapes and unequal lengths, AdamW and
 momentum are required by different choices, and some exclude each other.

@@ -77,8 +77,8 @@ def predicted(store: StudyStore, study: Study, question: Question, against: Stud
 
 
 def _start(store: StudyStore, study: Study, which: str) -> tuple[str, list[str]]:
-    """Return the trial to predict from, and notes. It is the baseline if no configuration is better, or, with a note,
-    if the best cannot be predicted.
+    """Return the trial on which the prediction is based, and notes for the user. The trial is the baseline if no
+    configuration is better, or, with a note, if the best configuration cannot be predicted.
     """
     if which != "best":
         return which, []

@@ -19,7 +19,9 @@ from steptune.tuner.search.view import StudyView
 EVENT = "progress"
 RECENT_DECISIONS = 6
 NOT_TRIED = "not_tried"
-"""Verdict that no event carries: with its last decision, a search gives this verdict to every choice that is left."""
+"""Verdict that a search gives, at its end, to all choices that it has not tried. Decisions with this verdict are left
+out of events.
+"""
 MIN_INTERVAL_S = 2.0
 _FIELDS = (
     "budget_s",

@@ -186,8 +186,8 @@ def print_watched(folder: str) -> None:
 
 
 def keep_trace(traces: Sequence[Path], target: Path) -> tuple[Path, ...]:
-    """Copy a trace to a file, compressed if the file's name ends in `.gz`. Traces of further ranks are copied beside
-    it, with a number in their names.
+    """Copy a trace to a file, compressed if the file's name ends in `.gz`. Traces of further ranks are copied to the
+    same folder, with a number in their names.
 
     Raises:
         ChoiceError: The file cannot be written.

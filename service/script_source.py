@@ -19,7 +19,7 @@ from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.records import Record
 
 MANIFEST = ".steptune-script.json"
-"""Name of the manifest beside the sources, in the same archive."""
+"""Name of the manifest, which is in the same archive as the sources."""
 MANIFEST_BYTES = 1 << 16
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OF_A_MACHINE = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD")
@@ -110,8 +110,8 @@ def check_variables(variables: Mapping[str, str]) -> None:
 
 
 def interpreter_of(command: Sequence[str], path: str | None = None) -> str:
-    """Return the Python interpreter that a command runs: the command itself, or the interpreter beside it in the same
-    environment.
+    """Return the Python interpreter that a command runs: the command itself, or the `python` in the command's own
+    folder.
 
     Args:
         path: Path on which commands are searched; None for this process's PATH.
@@ -126,7 +126,9 @@ def interpreter_of(command: Sequence[str], path: str | None = None) -> str:
 
 
 def imported_packages(sources: Iterable[Path], python: str) -> dict[str, str]:
-    """Return the versions of the packages that these files import anywhere, as an interpreter has them."""
+    """Return the versions of the packages that these files import at any place in their code, as installed for an
+    interpreter.
+    """
     modules: set[str] = set()
     for path in sources:
         try:
@@ -192,5 +194,5 @@ def _installed(python: str, *, modules: Sequence[str] = (), names: Sequence[str]
 
 
 def _public(version: str) -> str:
-    """Return a version without its build: 2.13.0 for 2.13.0+cpu."""
+    """Return a version without its build label: 2.13.0 for 2.13.0+cpu."""
     return version.partition("+")[0]

@@ -29,7 +29,7 @@ from steptune.tuner.workloads.reference import workload_of
 
 SHARDS_PARAMETERS = ("FSDP", "FSDP2", "DeepSpeed")
 LEAST_BUDGET_S = 1.0
-"""Minimum seconds for a resumed study after its inspection, which may use up the rest of the budget."""
+"""Minimum budget in seconds for the trials of a study, even if its inspection has used up the whole budget."""
 MOST_LABELS = 4
 
 
@@ -117,8 +117,8 @@ def budget_left_s(budget_s: float, look_s: float) -> float:
 
 
 class Choices(NamedTuple):
-    """Choices of a study by strategy: the tried ones, and the reasons for those that need a `Workload` or cannot be
-    tried here.
+    """Choices of a study by strategy: the tried ones, and the reasons why others need a `Workload` or cannot be tried
+    here.
     """
 
     tried: dict[str, list[str]]
@@ -170,7 +170,7 @@ def print_choices(console: Console, choices: Choices) -> None:
 
 
 def print_start(console: Console, look: Look) -> None:
-    """Print where trials start: at the script's beginning, or from a frozen copy."""
+    """Print where trials start: at the script's beginning, or from a frozen copy of the inspected process."""
     words = (
         "each starts from a frozen copy of the inspected process, or runs the command from its beginning if a choice "
         "requires that"
@@ -215,5 +215,5 @@ def script_facts_of(study: Study) -> ScriptFacts:
 
 
 def short_place(place: str) -> str:
-    """Return a short form of a place: `train.py:33` for `/home/me/train.py:33 in main`."""
+    """Return the short form of a location in code: `train.py:33` for `/home/me/train.py:33 in main`."""
     return Path(place.partition(" in ")[0]).name if place else ""

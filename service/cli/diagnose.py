@@ -63,8 +63,7 @@ def profile(
     isolation: Isolation = None,
     as_json: AsJson = False,
 ) -> None:
-    """Profile WORKLOAD, or the training script that a command runs, unchanged: where a step's time goes, and how to
-    reduce it.
+    """Profile WORKLOAD, or the unchanged training script of a command: where a step's time goes, and how to reduce it.
 
     Write the command after `--`, as you type it: `steptune profile -- python train.py --lr 1e-3`, or torchrun,
     accelerate launch, a shell script. Steptune ends the command once it has recorded enough steps.

@@ -209,7 +209,7 @@ def _given(
 
 
 def _check_alone(path: Path) -> None:
-    """Refuse to send a file that imports modules beside it.
+    """Refuse to send a single file that imports modules from its own folder.
 
     Raises:
         ChoiceError: The file does so; the message names the first such module, and how to send it.

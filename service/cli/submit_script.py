@@ -65,7 +65,7 @@ def send_script(client: Client, folder: Path, manifest: ScriptManifest) -> str:
 
 
 def _place_of(path: str, folder: Path) -> tuple[str, str]:
-    """Return a path of data as the script names it, and the path that the data must have on a worker."""
+    """Return the path of data as the script names it, and the path at which a worker must have the data."""
     if path.startswith("/"):
         return path, path
     name = os.path.normpath(path)

@@ -19,7 +19,9 @@ from steptune.tuner.records import new_id
 API = "/api/v1"
 RETRIED_STATUSES = (429, 502, 503, 504)
 IN_PROGRESS = "request-in-progress"
-"""Code of a refusal: the first request with this key is still running, but its answer was lost."""
+"""Error code of a repeated request: the first request with the same idempotency key is still running, and its answer
+was lost.
+"""
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 Answer = TypeVar("Answer")
@@ -77,7 +79,7 @@ class Transport:
         return self._send("GET", path, query, headers={"Accept": "*/*"}).content
 
     def post(self, path: str, kind: type[Answer], body: Any = None, *, key: str | None = None) -> Answer:
-        """Post a request; the key makes it safe to send it again."""
+        """Post a request; with an idempotency key, it is safe to send the request again."""
         content = {"json": body} if body is not None else {}
         return self._decoded(self._send("POST", path, {}, headers=_once(key), content=lambda: content), kind)
 

@@ -42,7 +42,7 @@ class ApiTokenRow(Base):
     token_id: Mapped[str] = mapped_column(primary_key=True)
     user_id: Mapped[str] = mapped_column(_user_key())
     parent_id: Mapped[str | None] = mapped_column(ForeignKey("api_tokens.token_id", ondelete="CASCADE"), index=True)
-    """The token with which this one was made; both end together."""
+    """The token with which this one was created. This token ends when its parent does."""
     name: Mapped[str]
     secret_sha256: Mapped[str]
     scopes: Mapped[str]
@@ -60,7 +60,7 @@ class BrowserSessionRow(Base):
     session_sha256: Mapped[str] = mapped_column(primary_key=True)
     user_id: Mapped[str] = mapped_column(_user_key(), index=True)
     token_id: Mapped[str | None] = mapped_column(ForeignKey("api_tokens.token_id", ondelete="CASCADE"), index=True)
-    """The token with which the session was opened; it ends with the token."""
+    """The token with which the session was opened; the session ends with the token."""
     scopes: Mapped[str]
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime] = mapped_column(index=True)
@@ -97,7 +97,9 @@ class IdempotencyKeyRow(Base):
     status: Mapped[int | None]
     """HTTP status of the answer; NULL while the first request is running."""
     headers: Mapped[str | None]
-    """Headers of the answer, as JSON; until there is an answer, the id reserved for what the request creates."""
+    """Headers of the answer, as JSON. Until there is an answer: the id that is reserved for the resource that the
+    request creates.
+    """
     body: Mapped[bytes | None] = mapped_column(LargeBinary)
     created_at: Mapped[datetime] = mapped_column(index=True)
 

@@ -1,4 +1,5 @@
-"""The Ray actor that holds a reserved host. User code runs not in it, but in ranks, below the agent's trial servers.
+"""The Ray actor that holds a reserved host. User code does not run in this actor, but in ranks, which trial servers of
+the host's agent start.
 
 If its node is lost, Ray restarts it on another one, and with it the agent, which connects to the driver.
 """

@@ -123,8 +123,8 @@ class Reservation:
         self._check()
 
     def keep(self) -> None:
-        """Reserve the hosts again if the reservation is lost, for instance with the cluster's head. Called while hosts
-        are missing.
+        """Reserve the hosts again if the reservation is lost, for instance because the cluster's head node failed.
+        Called while hosts are missing.
 
         Raises:
             RunnerError: Another attempt is useless.

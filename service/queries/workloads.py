@@ -53,7 +53,7 @@ def add_workload(
 
 
 def list_workloads(engine: Engine, owner_id: str | None, *, limit: int, before: str | None) -> list[WorkloadInfo]:
-    """Return the newest workloads first; one more than `limit` where there are more."""
+    """Return workloads, the newest first: up to `limit` + 1, so that the caller sees if there are more."""
     query = select(WorkloadSourceRow).order_by(WorkloadSourceRow.source_id.desc()).limit(limit + 1)
     if owner_id is not None:
         query = query.where(WorkloadSourceRow.owner_id == owner_id)

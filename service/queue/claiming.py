@@ -140,7 +140,7 @@ def num_free_devices(session: Session, offer: WorkerOffer, now: datetime, withou
 
 
 def taken_slots(session: Session, host_id: str, now: datetime, without: str | None = None) -> set[Slot]:
-    """Return the slots of a host that live claims of studies other than `without` hold; slots of dead claims are
+    """Return the slots of a host that are held by live claims of any study except `without`. Slots of dead claims are
     free.
     """
     alive = exists().where(

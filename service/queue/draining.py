@@ -97,8 +97,8 @@ def due_on(
 
 
 def keep_wait(entry: QueueEntryRow, worker_id: str, now: datetime, *, can_be_met: bool) -> None:
-    """Record the start of a study's wait for hosts, and the worker that last requested them. Nothing is recorded where
-    the nodes can never meet that worker's request, of which its own node is the first.
+    """Record the start of a study's wait for hosts, and the worker that last requested the hosts. Nothing is recorded
+    if the cluster's nodes can never meet that worker's request, whose first host must be the worker's own node.
     """
     if not can_be_met and entry.asked_by not in (None, worker_id):
         return

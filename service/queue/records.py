@@ -51,9 +51,9 @@ class QueueEntry(Record):
     """Number of devices on each host."""
     num_hosts: int
     place: str
-    """Hashed hosts, and devices, that the last claim took."""
+    """Hosts (as hashes) that the last claim took, with their devices."""
     waits_for: str
-    """Reason why no worker runs the study, for its user; empty where one does, or none has to."""
+    """Reason why the study waits, in words for its user; empty if it does not wait."""
     requested: str
     """Pending request of the user to the worker: "", "cancel" or "pause"."""
     worker_id: str | None
@@ -142,7 +142,9 @@ class WorkerOffer(Record):
         return len(self.gpus) if self.profile.device_kind == CUDA else 1
 
     def slots_for(self, num_devices: int) -> tuple[Slot, ...]:
-        """Return the slots of a study with this number of devices."""
+        """Return the slots that a study with this number of devices takes: all cores of the worker, and that many of
+        its GPUs.
+        """
         gpus = self.gpus[:num_devices] if self.profile.device_kind == CUDA else ()
         return (*(Slot(kind=CORE, number=n) for n in self.cores), *(Slot(kind=CUDA, number=n) for n in gpus))
 

@@ -79,8 +79,8 @@ def trimmed_mean(values: Sequence[float]) -> Estimate:
 
 
 class _Results:
-    """Results compared by identity, as cache keys: comparing them by their windows would take as long as computing
-    rates.
+    """Cache key made of trial results, which are compared by identity: comparing their windows would take as long as
+    computing their rates.
     """
 
     __slots__ = ("results",)
@@ -118,8 +118,8 @@ def step_time_ns(result: TrialResult) -> float:
 
 
 def log_ratio(result: TrialResult, reference: TrialResult) -> Estimate | None:
-    """Return the logarithm of the ratio of a result's rate to the reference's, paired by round; None where the two
-    trials did not take turns.
+    """Return the logarithm of the ratio of a trial's rate to a reference trial's, from windows of the same rounds; None
+    if the two trials did not take turns.
     """
     return _log_ratio(_Results(result, reference)) if result.group == reference.group else None
 

@@ -37,7 +37,7 @@ NO_TORCH = (
 DEVICE_KINDS = ("cpu", "cuda")
 CORES_VARIABLE = "STEPTUNE_CORES"
 LINK_OF_PARTS = "loopback"
-"""Kind of link between parts of GPUs, which NCCL takes to be on separate hosts."""
+"""Kind of link between devices that are parts of GPUs; NCCL treats such parts as devices of separate hosts."""
 _MATRIX_SIZES = {"cpu": (256, 512, 1024), "cuda": (1024, 4096, 8192)}
 _COPY_BYTES = {"cpu": 128 << 20, "cuda": 1 << 30}
 _MIN_MEASURED_S = 0.05

@@ -70,7 +70,7 @@ class Exporter(ABC):
         return ()
 
     def carries(self, recommendation: Recommendation) -> str:
-        """Return a clause on the part of the gain that the file carries; empty if no gain is claimed."""
+        """Return a clause that says how much of the gain remains in the exported file; empty if no gain is claimed."""
         return carried(recommendation, self.lost(recommendation), self.otherwise(recommendation))
 
     def header(self, recommendation: Recommendation) -> str:
@@ -85,7 +85,7 @@ class Exporter(ABC):
 
 
 def headline(recommendation: Recommendation) -> str:
-    """Return the claim of the recommendation as a clause."""
+    """Return the recommendation's claim as a clause, such as its gain over today's settings with the interval."""
     speed = answer_of(recommendation)
     interval = ""
     if speed.interval is not None:

@@ -112,7 +112,9 @@ def units_per_s(result: TrialResult) -> float:
 
 
 def step_time_ns(result: TrialResult) -> float:
-    """Return the nanoseconds of a step in training, epoch restarts included: its units over their rate."""
+    """Return the nanoseconds of a step in training, epoch restarts included: the step's units divided by the units per
+    second.
+    """
     windows = result.clean_windows
     return 1e9 * sum(w.num_units for w in windows) / sum(w.num_steps for w in windows) / units_per_s(result)
 

@@ -50,7 +50,9 @@ class Exporter(ABC):
         """
 
     def refusal(self, recommendation: Recommendation) -> str | None:
-        """Return the reason why the format cannot hold this recommendation, and the way out; None where it can."""
+        """Return the reason why the format cannot hold this recommendation, and the way out; None if the format can
+        hold it.
+        """
         return None
 
     def how_to_use(self, recommendation: Recommendation) -> str:

@@ -181,7 +181,7 @@ def widest(tolerances: Sequence[Tolerance]) -> Tolerance:
 
 
 def widened(rounding: Tolerance, bound: Tolerance) -> Tolerance:
-    """Widen tolerances by a bound. Checks multiply tolerances by `FACTOR`, because they come from samples; a bound must
+    """Widen tolerances by a bound. Checks multiply tolerances by `FACTOR`, because samples determine them; a bound must
     count only once, so it is divided by `FACTOR` here.
     """
 

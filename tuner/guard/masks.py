@@ -122,8 +122,8 @@ def excess_of_draws(reference: Scatter, draws: Sequence[Tensors], rounding: Mapp
 
 
 def shift_of_draws(reference: Scatter, draws: Sequence[Tensors], rounding: Mapping[str, float] | None = None) -> float:
-    """Return the distance of the mean of a candidate's draws from the reference's, in standard errors: the root mean
-    square over the tensors.
+    """Return the distance of a candidate's mean gradients over its draws from the reference's, in standard errors: the
+    root mean square over the tensors.
     """
     squares = []
     for name, energy in reference.energies.items():

@@ -79,8 +79,8 @@ def trimmed_mean(values: Sequence[float]) -> Estimate:
 
 
 class _Results:
-    """Results compared by identity, as cache keys: comparing them by their windows would take as long as computing
-    rates.
+    """Cache key made of trial results, which are compared by identity: comparing their windows would take as long as
+    computing their rates.
     """
 
     __slots__ = ("results",)
@@ -112,14 +112,16 @@ def units_per_s(result: TrialResult) -> float:
 
 
 def step_time_ns(result: TrialResult) -> float:
-    """Return the nanoseconds of a step in training, epoch restarts included: its units over their rate."""
+    """Return the nanoseconds of a step in training, epoch restarts included: the step's units divided by the units per
+    second.
+    """
     windows = result.clean_windows
     return 1e9 * sum(w.num_units for w in windows) / sum(w.num_steps for w in windows) / units_per_s(result)
 
 
 def log_ratio(result: TrialResult, reference: TrialResult) -> Estimate | None:
-    """Return the logarithm of the ratio of a result's rate to the reference's, paired by round; None where the two
-    trials did not take turns.
+    """Return the logarithm of the ratio of a trial's rate to a reference trial's, from windows of the same rounds; None
+    if the two trials did not take turns.
     """
     return _log_ratio(_Results(result, reference)) if result.group == reference.group else None
 

@@ -1,4 +1,5 @@
-"""Hardware on which measurements depend: the machine's devices and versions, and their measured peaks.
+"""Hardware on which measurements depend: the machine's devices with their measured peak rates, and the versions of
+software.
 
 Functions that touch a device or torch run in a rank (the parent has no torch).
 """
@@ -37,7 +38,7 @@ NO_TORCH = (
 DEVICE_KINDS = ("cpu", "cuda")
 CORES_VARIABLE = "STEPTUNE_CORES"
 LINK_OF_PARTS = "loopback"
-"""Kind of link between parts of GPUs, which NCCL takes to be on separate hosts."""
+"""Kind of link between devices that are parts of GPUs; NCCL treats such parts as devices of separate hosts."""
 _MATRIX_SIZES = {"cpu": (256, 512, 1024), "cuda": (1024, 4096, 8192)}
 _COPY_BYTES = {"cpu": 128 << 20, "cuda": 1 << 30}
 _MIN_MEASURED_S = 0.05
@@ -251,7 +252,7 @@ def _cuda_device(number: int, sharing: int = 1) -> Device:
 
 
 def describe_environment(kind: str, directory: Path, num_ranks: int = 1) -> Environment:
-    """Describe the hardware, its measured peaks, and the software that strategies need."""
+    """Describe the hardware, its measured peak rates, and the software that strategies need."""
     return Environment(
         hardware=describe_hardware(kind),
         calibration=calibrate(kind),
@@ -264,7 +265,7 @@ def describe_environment(kind: str, directory: Path, num_ranks: int = 1) -> Envi
 
 
 def calibrate(kind: str) -> Calibration:
-    """Measure the peaks that bounds use: the highest matmul rate by dtype, and the copy bandwidth.
+    """Measure the peak rates that bounds use: the highest matmul rate of each dtype, and the copy bandwidth.
 
     Uses random data, and takes the fastest of several sizes and repeats: a peak, not an average.
     """

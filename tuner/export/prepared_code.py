@@ -33,8 +33,8 @@ def memory_format(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def dataset_cache(choice: Choice, recommendation: Recommendation) -> Said:
-    """Return statements that cache the dataset, filled beforehand if there are workers: they share only entries stored
-    before they start.
+    """Return statements that cache the dataset. If there are workers, a cache in memory is filled beforehand: workers
+    share only the entries that were stored before they started.
     """
     if choice["where"] is None:
         return Said()

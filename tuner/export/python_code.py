@@ -37,7 +37,9 @@ def data_loading(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def loader_arguments(choice: Choice) -> dict[str, Any]:
-    """Return arguments of torch.utils.data.DataLoader, which refuses arguments for workers where there are none."""
+    """Return arguments of torch.utils.data.DataLoader; those for workers are left out if there are no workers, because
+    it would refuse them.
+    """
     workers = int(choice["num_workers"] or 0)
     arguments: dict[str, Any] = {"num_workers": workers, "pin_memory": bool(choice["pin_memory"])}
     if workers:
@@ -87,8 +89,8 @@ def optimizer_implementation(choice: Choice, recommendation: Recommendation) -> 
 
 
 def ddp_buckets(section: str) -> Rule:
-    """Return a rule for targets that pass arguments to DistributedDataParallel; DDP's first bucket then has the size of
-    the others.
+    """Return a rule for targets that pass arguments to DistributedDataParallel; no argument gives the first bucket a
+    size of its own.
     """
 
     def rule(choice: Choice, recommendation: Recommendation) -> Said:
@@ -106,11 +108,11 @@ def ddp_buckets(section: str) -> Rule:
 
 
 POWERSGD_STEPS = 2
-"""Number of first steps in which DDP sends gradients uncompressed, in trials as well."""
+"""Number of steps at the beginning in which DDP sends gradients uncompressed; it is the same in trials."""
 
 
 def compression_missing(choice: Choice) -> dict[str, str]:
-    """Return the parameters of a compression that targets with PyTorch's communication hooks cannot express, with the
+    """Return the parameters of a gradient compression that PyTorch's communication hooks cannot express, with the
     reason.
     """
     if choice["method"] in (None, "fp16", "bf16", "powersgd"):
@@ -135,7 +137,9 @@ def nccl_settings(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def accumulation(section: str, key: str) -> Rule:
-    """Return a rule for targets that accumulate gradients themselves: their argument, and the loader's batch size."""
+    """Return a rule for targets that accumulate gradients themselves: it sets the target's argument and the loader's
+    batch size.
+    """
 
     def rule(choice: Choice, recommendation: Recommendation) -> Said:
         found = batch_per_rank(recommendation)
@@ -201,8 +205,8 @@ def literal(value: Any) -> str:
 
 
 def imports(recommendation: Recommendation, code: str, *more: str, above: str = "") -> str:
-    """Return the imports of a module, including torch where the code names it, below the statements that must precede
-    them.
+    """Return a module's import statements, preceded by the statements that must run before them; `steptune` and `torch`
+    are imported only if the code uses them.
 
     Args:
         above: Statements to place above the imports, beyond the recommendation's variables.

@@ -55,7 +55,9 @@ def _precision(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def _backend_flags(choice: Choice, recommendation: Recommendation) -> Said:
-    """Return the settings for backend flags: TF32 is an argument, which would undo flags set in code."""
+    """Return the settings for backend flags except TF32, which is an argument of TrainingArguments: that argument would
+    undo flags set in code.
+    """
     lines = python_code.flag_lines({**choice, "tf32": False})
     return Said(sections={"set_up": lines})
 
@@ -107,8 +109,8 @@ def _micro_batch(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def _ddp_buckets(choice: Choice, recommendation: Recommendation) -> Said:
-    """Return the settings for DDP buckets, always with an explicit search for unused parameters: by default, the
-    Trainer turns it on.
+    """Return the settings for DDP buckets, always with a value for `ddp_find_unused_parameters`: by default, the
+    Trainer turns that search on.
     """
     if recommendation.num_ranks == 1:
         return Said(missing=dict.fromkeys(choice, ONE_RANK))

@@ -66,7 +66,7 @@ class Nic(Record):
 
 
 class Distance(Record):
-    """Distance between a GPU and a NIC at which GPUDirect RDMA is off: more hops than NCCL's limit."""
+    """A GPU and a NIC that are too far apart for GPUDirect RDMA: more hops than NCCL's limit."""
 
     gpu: str
     nic: str
@@ -127,8 +127,8 @@ class NcclLog(Record):
     errors: tuple[Said, ...] = ()
 
     def connections(self, *transports: Transport, gpu_direct: bool | None = None) -> int:
-        """Return the number of connections with these transports over all channels, with or without GPUDirect RDMA if
-        given.
+        """Return the number of connections with these transports over all channels; if `gpu_direct` is given, only of
+        those with or without GPUDirect RDMA.
         """
         return sum(
             path.num_connections

@@ -318,7 +318,7 @@ def _replayed(
     *,
     workers: bool,
 ) -> Replay:
-    """Replay the steps without each cause, and without the work that only some steps do."""
+    """Replay the steps without each cause in turn, and without the extra work that only some steps do."""
     if graph is None:
         low, high = capture.steps.span
         return Replay(recorded_ns=round((high - low) / len(capture.steps)), refusal=NO_LAUNCHES)

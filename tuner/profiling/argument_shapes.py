@@ -115,7 +115,7 @@ class Arguments:
         return tuple(word == "True" for word in re.findall(r"True|False", text))
 
     def elements(self, position: int) -> int:
-        """Return the number of elements of all tensors in the list at a position."""
+        """Return the total number of elements of the tensors in the list at a position."""
         return sum(map(math.prod, self.lists[position])) if position < len(self.lists) else 0
 
 

@@ -377,7 +377,9 @@ def _in_order(columns: list[npt.NDArray[Any]], origin: int) -> list[npt.NDArray[
 
 
 def _by_time(start: Ints, end: Ints) -> Ints:
-    """Return the order by start; at equal starts the longer first, at equal spans as in the file."""
+    """Return the order of events by start time. Of events with the same start, the longest is first; events with the
+    same start and end keep their order in the file.
+    """
     order: Ints = np.argsort(start, kind="stable")
     sorted_start = start[order]
     tied = np.zeros(len(order), dtype=bool)

@@ -61,7 +61,7 @@ class ConvolutionWork:
     """Work model for the convolutions of one trace."""
 
     def __init__(self, calls: Iterable[tuple[str, Arguments]]) -> None:
-        """Initialise from the operators' names ("convolution") with their arguments, each combination once."""
+        """Initialise from each combination, given once, of an operator's name ("convolution") and its arguments."""
         found = {_of_gradient(name, arguments) for name, arguments in calls}
         convolutions = [convolution for convolution in found if convolution]
         self._output = _unique(((c.input, c.weight), c.output) for c in convolutions)

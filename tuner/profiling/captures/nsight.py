@@ -133,7 +133,7 @@ class _Export:
         return next(iter(found), None)
 
     def _thread(self, number: int | None) -> Thread | None:
-        """Return a thread of the process; None for threads of other processes."""
+        """Return the process and the thread of a global thread id; None for a thread of another process."""
         if number is None:
             return 0, 0
         process = (number >> 24) & _PROCESS

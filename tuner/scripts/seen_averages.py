@@ -84,7 +84,7 @@ def _score(found: AverageScore) -> float:
 
 
 def _states(seen: Seen, number: int) -> list[StateStep]:
-    """Return, for each two consecutive steps, the held tensors after both and the weights after the first."""
+    """Return, for each pair of consecutive steps, the held tensors after both and the weights after the first."""
     steps = seen["steps"][:number]
     roundoff = max((update["roundoff"] for step in steps for update in step["updates"]), default=0.0)
     weights = weights_after(steps)

@@ -370,8 +370,8 @@ class Designer:
         return min(LEAST_BLOCKS, self._confirm_blocks) * self._block_s()
 
     def _has_something_to_confirm(self) -> bool:
-        """Say whether the best candidate so far is worth confirming, judged by rates alone. The Gaussian model cannot
-        judge it, because that model's input includes the time left, which depends on this answer.
+        """Say whether the best candidate so far is worth confirming, judged by rates alone: the Gaussian model would
+        need the time left, which depends on this answer.
         """
         best = self.best()
         if best == self.reference:

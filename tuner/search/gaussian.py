@@ -162,9 +162,7 @@ class Measured:
     profiled: Ints
 
     def common(self, drift: float) -> Floats:
-        """Return the covariance between runs that their configurations do not explain; its causes are drift, group and
-        place.
-        """
+        """Return the covariance between runs that comes from drift, group and place, not from their configurations."""
         order = np.arange(len(self.log_s))
         walk = drift**2 * np.minimum(order[:, None], order[None, :])
         together = self.groups[:, None] == self.groups[None, :]
@@ -334,8 +332,8 @@ class StepModel:
         return list(itertools.product(NOISES, calm_parts, DRIFTS))
 
     def _noise_of_starts(self, noise: float, calm_part: float, drift: float) -> Floats:
-        """Return the covariance between runs that their configurations do not explain; its causes are each run's own
-        noise and the deviations that runs share.
+        """Return the covariance between runs that comes from each run's own noise and from shared deviations, not from
+        their configurations.
         """
         own = np.where(self.measured.calm, calm_part * noise, noise) ** 2 + self.measured.errors**2
         return np.diag(own) + self.measured.common(drift)

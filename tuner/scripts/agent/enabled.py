@@ -83,7 +83,7 @@ class _Sources:
         return ""
 
     def place(self, name: str) -> str:
-        """Return the line of the current files that makes an object, in the format of `users_place` but without
+        """Return the line that makes an object in the current files, in the format of `users_place` but without
         folders; empty if unknown.
         """
         if name not in self._script["lines"]:

@@ -76,7 +76,9 @@ class StepFinder:
         return bool(length) and tuple(self._sequence[-length:]) == self.pattern
 
     def _watch_for_others(self, number: int) -> None:
-        """Look for a new period if only optimizers outside the period step: another training, or new optimizers."""
+        """Look for a new period if only optimizers outside the known period step: another training has begun, or the
+        optimizers are new.
+        """
         if self.pattern is None:
             return
         self._num_foreign = 0 if number in self.pattern else self._num_foreign + 1

@@ -90,7 +90,9 @@ class FrozenCopy:
         self._send({"imports": [*USED_BY_EVERY_TRIAL, *compiles]}, END_S)
 
     def shared(self, folder: Path) -> Path:
-        """Return the path of a folder in the copy's view, where files written after the view was made may be hidden."""
+        """Copy a folder to where the frozen copy can read it, and return the new path: the frozen copy's view may hide
+        files that were written after it was made.
+        """
         target = self._folder / f"shared-{folder.name}"
         if not target.exists():
             shutil.copytree(folder, target)

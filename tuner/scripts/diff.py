@@ -163,7 +163,9 @@ class _Writer:
                 write(changes)
 
     def _write_to_library(self, changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
-        """Set the arguments of the library that owns the loop, and return the changes that it has no argument for."""
+        """Set the arguments of the library that owns the loop, and return the changes for which the library has no
+        argument.
+        """
         named = [part for part in self._script.command if part in self._script.files]
         said = library_arguments(changes, self._script, self._file(named[0])) if len(named) == 1 else None
         if said is None:
@@ -270,7 +272,7 @@ class _Writer:
 
 
 def _of_torch(file: SourceFile, call: ast.Call, module: str) -> None:
-    """Refuse a class that may not accept the arguments of torch's class."""
+    """Refuse a call of a class that is not torch's, because it may not accept the arguments of torch's class."""
     if not full_name(file.tree, call.func).startswith(module):
         raise NotEditableError(
             f"{last_name(call.func)} is not a class of {module.rstrip('.')}, according to the file's imports"

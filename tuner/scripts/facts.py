@@ -31,7 +31,9 @@ HIGHER_PRECISION = ("high", "medium")
 
 
 def _files(command: tuple[str, ...], folder: Path, places: Iterable[str]) -> dict[str, str]:
-    """Return the texts of the Python files below a folder that a command or the given places name, by relative path."""
+    """Return the text of each Python file that the command or a place names, by relative path; files outside the folder
+    are left out.
+    """
     root = folder.resolve()
     named = [*command, *(place.rpartition(":")[0] for place in places)]
     paths = {(folder / name).resolve() for name in named if name.endswith(".py")}

@@ -265,7 +265,7 @@ class _Judgement:
         self._checks.append(gated(name, kind, score.ratio, 1.0, told_score(score, name), gates))
 
     def _check_data(self) -> None:
-        """Compare the batches by hashes of their content; by the sampler's order where samples are random."""
+        """Compare the batches by hashes of their content, or by the order of the sampler if samples are random."""
         wanted, found = self._reference["hashes"], self._candidate["hashes"]
         if not wanted:
             self._notes.append("data: the loop makes its batches itself")
@@ -336,7 +336,9 @@ def _by_optimizer(steps: Sequence[Seen]) -> dict[int, list[Seen]]:
 
 
 def _rule(updates: Sequence[Seen]) -> UpdateRule:
-    """Return the update rule with the options of each step, without clipping: recorded gradients are clipped."""
+    """Return the update rule with the options of each step; it has no clipping, because the recorded gradients are
+    already clipped.
+    """
     steps = tuple(
         tuple(
             RuleGroup(

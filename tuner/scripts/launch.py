@@ -26,7 +26,7 @@ ARMED = Path(__file__).parent / "armed"
 NO_MESSAGES = {"KINETO_LOG_LEVEL": "99"}
 """Environment variables that suppress the profiler's messages on standard error."""
 NO_RUNS = {"WANDB_MODE": "disabled"}
-"""Environment variables that disable experiment trackers: an inspection is no run to report."""
+"""Environment variables that disable experiment trackers, because an inspection is not a run to report."""
 INTERRUPT_S = 8.0
 """Seconds from an interrupt until the processes of a command that has not ended are killed."""
 CHECK_S = 0.5
@@ -126,7 +126,7 @@ def ran_script(
 
 
 def ended_in(record: Path, status: int | None) -> Ended:
-    """Return the result of a command from its record; without a status, it exceeded its time limit."""
+    """Return the result of a command from its record; `status` None means that the command exceeded its time limit."""
     return Ended(
         status=128 + signal.SIGALRM if status is None else status,
         timed_out=status is None,

@@ -23,7 +23,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 class OwnProcess:
-    """Process that answers requests one after another, with a function that calls `answer`.
+    """Process that runs a given function, which calls `answer` to answer requests one after another.
 
     Args:
         function: Module and name of the function, such as "steptune.tuner.scripts.judge:main".

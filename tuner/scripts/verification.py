@@ -32,10 +32,12 @@ from steptune.tuner.search.confirmation import LEAST_BLOCKS, judge, plan_blocks
 from steptune.tuner.search.verification import FALL_SHARE, SPREADS
 
 LOSS_SHARE = 0.01
-"""Tolerance as a share of the loss: rounding grows over the steps, even where the loss does not fall."""
+"""Tolerance for a difference of the losses, as a share of the loss: rounding errors grow over the steps, even where the
+loss does not fall.
+"""
 STARTS_ON_CPU = "forks share a layout of host memory, which differs between runs"
 UNCHANGED = {OUTSIDE: ""}
-"""Environment variables of the unchanged script, with which `steptune.enable()` in it does nothing."""
+"""Environment variables for the unchanged script, so that a call of `steptune.enable()` in it does nothing."""
 
 
 class ScriptVerification(Record):

@@ -186,7 +186,7 @@ class Designer:
         return [candidate for _, candidate in found][:count]
 
     def difference(self, candidate: Candidate, other: Candidate) -> Difference:
-        """Return the posterior of the logarithm of a configuration's rate over another's."""
+        """Return the posterior of the log ratio of two rates: the candidate's over the other one's."""
         levels = [self.grid.levels_of(c) for c in (candidate, other)]
         if None in levels:
             return self.knowledge.difference(candidate, other)
@@ -289,8 +289,8 @@ class Designer:
             yield self._suggestion(chosen, "search")
 
     def _alike_winners(self) -> list[Candidate]:
-        """Return the winners of the earlier studies in which the step spent its time in the same categories as in this
-        study.
+        """Return the winners of earlier studies whose steps spent their time in the same categories as this study's
+        step.
         """
         situation = self.knowledge.own_situation(self.reference)
         now = situation.shares if situation is not None else {}
@@ -346,8 +346,8 @@ class Designer:
         return self.budget_s - self.knowledge.spent_s - self._reserve_s()
 
     def longest_s(self, candidate: Candidate) -> float:
-        """Return the seconds that a trial may take until its first window. While there is nothing to confirm, a
-        compilation that takes longer than expected leaves time for a trial without one, and its confirmation.
+        """Return the maximum seconds until a trial's first window. While there is nothing to confirm, a compilation
+        that takes longer than expected must leave time for a trial without compilation and its confirmation.
         """
         if self._has_something_to_confirm() or not self.space.compiles_again(candidate, self.reference):
             return self.left_s
@@ -370,8 +370,8 @@ class Designer:
         return min(LEAST_BLOCKS, self._confirm_blocks) * self._block_s()
 
     def _has_something_to_confirm(self) -> bool:
-        """Say whether the best candidate so far is worth confirming, judged by rates alone: the model depends on the
-        time left.
+        """Say whether the best candidate so far is worth confirming, judged by rates alone: the Gaussian model would
+        need the time left, which depends on this answer.
         """
         best = self.best()
         if best == self.reference:

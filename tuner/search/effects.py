@@ -64,8 +64,8 @@ WIDENING = 2.0
 MOST_WIDENED = 6
 """Maximum number of choices with a wider prior in one model."""
 PRIORS = (Prior(main_sd=0.2, own_sd=0.1), Prior(main_sd=0.6, own_sd=0.2), Prior(main_sd=2.0, own_sd=0.4))
-"""Prior scales of effects: on CPUs a typical choice changes the rate by a fifth; on GPUs there are factors of five.
-Under a prior for fifths alone, such a factor would look like noise that no other trial shows.
+"""Prior scales of effects. On CPUs a typical choice changes the rate by a fifth; on GPUs some choices change it by a
+factor of five. With a prior for fifths alone, such a factor would look like noise that no other trial shows.
 """
 
 

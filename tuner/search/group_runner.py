@@ -1,4 +1,4 @@
-"""Groups of trials that are alive at the same time and take turns: their run, diagnosis and storage."""
+"""Running, diagnosis and storage of groups of trials that are alive at the same time and take turns."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ class GroupRunner:
     def _repeat_alone(
         self, specs: Sequence[TrialSpec], results: Sequence[TrialResult], began_at: str
     ) -> list[TrialResult]:
-        """Run again, one by one, the trials that ran out of memory beside others, or were not measured because another
-        trial did.
+        """Run again, each alone, the trials of a group that ran out of memory, or that were not measured because
+        another one did.
 
         A companion is not repeated: it is useful only beside its trial.
         """
@@ -146,7 +146,9 @@ class GroupRunner:
     # --- memory -------------------------------------------------------------------------------
 
     def together(self, candidates: Sequence[Candidate]) -> list[list[Candidate]]:
-        """Group candidates to measure at the same time: all in turns where they are known to fit, else each alone."""
+        """Divide candidates into groups that are measured at the same time: a single group if all are known to fit into
+        memory together, else one group for each candidate.
+        """
         return [list(candidates)] if self._fit_together(candidates) else [[candidate] for candidate in candidates]
 
     def takes_turns(self, candidate: Candidate, companion: Candidate) -> bool:

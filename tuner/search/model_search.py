@@ -32,16 +32,16 @@ NUM_BASES = 3
 NUM_SEVERAL, NUM_RANDOM = 120, 60
 """Numbers of configurations that are evaluated: double and triple changes of the best ones, and random ones."""
 ROUNDS, NUM_NEIGHBOURHOODS = 4, 3
-"""Number of rounds of the local search, and of configurations from which each round continues."""
+"""Number of rounds of the local search, and number of configurations from which each round continues."""
 SHORT = 0.15
-"""Cost of a run, as a share of the remaining time, at which the run has a weight of one half."""
+"""Cost of a run, as a share of the remaining time, that halves the weight of the run."""
 NUM_PROPOSALS = 12
 NUM_DRAWS, NUM_DRAWN = 256, 120
 CAME_TRUE = -1.33
 """Offset added to the log-odds from the model's draws (decisions 62 and 63): 17 % becomes 5 %."""
 LOOSE, SLACK, UNDONE = 1.3, 0.003, 0.05
-"""Factor on a bound, as some bounds are wrong; log gain beyond the bound that is allowed for any change, and for
-undoing one.
+"""Factor on each bound, because some bounds are wrong; log gain that is allowed beyond the bound for any change, and
+additionally for undoing a change.
 """
 NO_LIKELIER = 0.02
 """Maximum difference between two probabilities of running that counts as none."""
@@ -294,7 +294,9 @@ class Look:
         return f" from less {TITLES.get(categories[most], categories[most])}" if saved[most] > 0 else ""
 
     def simpler(self) -> list[Proposal]:
-        """Propose the answer without the choices that it may not need, where that is a new configuration."""
+        """Propose the answer without the choices that it may not need; propose nothing if that configuration is not
+        new.
+        """
         answer = self._grid.levels_of(self._history.answer())
         assert answer is not None
         lean = answer

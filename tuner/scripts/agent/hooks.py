@@ -101,7 +101,9 @@ class Hooks:
         self._restore[key] = restore
 
     def _put_lazy_init(self) -> None:
-        """Replace CUDA's initialisation wherever torch has bound its name: no copy can be made after it."""
+        """Replace the function that initialises CUDA wherever torch has bound its name, because a process that uses
+        CUDA cannot be copied.
+        """
         original = torch.cuda._lazy_init
         for module in [module for name, module in sys.modules.items() if name.startswith("torch.")]:
             if vars(module).get("_lazy_init") is original:

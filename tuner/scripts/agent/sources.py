@@ -1,4 +1,4 @@
-"""Source files in the form that a recommendation compares: without blank lines and the lines that call Steptune.
+"""Source files in the form that a recommendation compares: without blank lines, and without lines that call Steptune.
 
 So a script stays the same script once `steptune.enable()` stands in it, and its other lines keep their numbers.
 """

@@ -30,8 +30,8 @@ STEADY_STEPS, STEADY_WITHIN = 4, 1.3
 """Number of steps, and maximum ratio of the longest to the shortest of them, for the step time to count as steady."""
 NUM_BLOCKS = 5
 SLOW_STEP_S = 0.5
-"""Minimum duration of a slow step, in seconds: fewer such steps are awaited and timed, because noise of the host is a
-small share of each, and each makes the inspection longer.
+"""Minimum duration of a slow step, in seconds. Fewer slow steps are awaited and timed, because host noise is a small
+share of each step, and each step lengthens the inspection.
 """
 SLOW_WARM_UP_STEPS, SLOW_STEADY_STEPS, SLOW_BLOCKS = 4, 3, 3
 """Values of `WARM_UP_STEPS`, `STEADY_STEPS` and `NUM_BLOCKS` for slow steps."""
@@ -145,8 +145,8 @@ class Window:
 
     @property
     def step_time_ns(self) -> float | None:
-        """Step time without the profiler: the mean of those before and after the recorded steps, as far as they are
-        known.
+        """Step time without the profiler: the mean of the step times before and after the recorded steps, or the one
+        that is known.
         """
         known = [time for time in (self.before_ns, self.after_ns) if time]
         return sum(known) / len(known) if known else None
@@ -158,8 +158,8 @@ class Window:
 
     @property
     def before_ns(self) -> float | None:
-        """Step time before the recorded steps: the median over steps on a CPU; on a GPU, where the host runs ahead,
-        that over blocks of steps. None before any was timed.
+        """Step time before the recorded steps: on a CPU, the median over steps; on a GPU, where the host runs ahead,
+        the median over blocks of steps. None before any was timed.
         """
         if torch.cuda.is_initialized():
             return median(self._block_times_ns) if self._block_times_ns else None

@@ -42,8 +42,8 @@ SEARCH_SHARE = 0.62
 TRIALS_WANTED = 20
 MIN_CAP_S = 1.0
 TWIN_SHARE = 0.02
-"""Maximum share of the budget for running the reference's twin (its settings with FP32 instead of its own precision);
-GPU only.
+"""Maximum share of the budget, on a GPU, for the runs of the reference's twin: its settings with FP32 instead of its
+own precision.
 """
 REFERENCE_SHARE = 0.06
 """Maximum share of the budget for the guard's reference runs."""

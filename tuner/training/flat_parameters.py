@@ -120,15 +120,13 @@ class FlatParameters(ParameterLayout):
             yield from buffers
 
     def _numbers(self) -> dict[int, int]:
-        """Return each parameter's number in torch's state dict, counted through the groups, by the parameter's
-        identity.
-        """
+        """Return, by each parameter's identity, its number in torch's state dict, which counts through all groups."""
         parameters = (p for group in self.order for p in group)
         return {id(p): number for number, p in enumerate(parameters)}
 
 
 class _Buffer:
-    """A buffer and the parameters in it, all of one device and dtype."""
+    """A buffer and the parameters that it contains, all of one device and dtype."""
 
     def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
         import torch

@@ -226,7 +226,7 @@ class MemoryStats(Record):
 
 
 class RankWait(Record):
-    """Time that a rank waited for others in collectives. The rank that waits least is the one that the others wait for."""
+    """Time that a rank waited for others in collectives. The others wait for the rank whose wait is the shortest."""
 
     rank: int
     wait_ns: int

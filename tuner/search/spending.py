@@ -102,7 +102,9 @@ def simultaneous_level(alpha: float, num_comparisons: int, degrees: float, corre
 
 
 def _all_within(bound: float, count: int, degrees: float, correlation: float) -> float:
-    """Return the probability that `count` equally correlated Student t variables all lie between -`bound` and `bound`."""
+    """Return the probability that all of `count` equally correlated Student t variables lie between -`bound` and
+    `bound`.
+    """
     from scipy.special import chdtri, ndtr
 
     points, weights = _normal_nodes()

@@ -1,4 +1,4 @@
-"""Base classes of gradient compression, which averages gradients over ranks while sending fewer bytes than they have."""
+"""Base classes of gradient compression, which averages gradients over ranks but sends fewer bytes than they have."""
 
 from __future__ import annotations
 

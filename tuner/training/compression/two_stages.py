@@ -68,7 +68,7 @@ class TwoStages(FlatCompression):
         """Decode rows of numbers to FP32."""
 
     def mean_of(self, payload: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        """Return the mean of the decoded rows of all ranks, from bytes (ranks, rows, bytes) and scales (ranks, rows)."""
+        """Return the mean of all ranks' decoded rows, from bytes (ranks, rows, bytes) and scales (ranks, rows)."""
         return self.decode(payload.flatten(0, 1), scales.flatten()).view(len(payload), -1, self.block).mean(0)
 
     def average(self, flat: torch.Tensor, group: Any, key: int) -> torch.Tensor:

@@ -36,7 +36,7 @@ def encode(record: Record) -> str:
 
 
 def decode(text: str, kind: type[AnyRecord]) -> AnyRecord:
-    """Return the record that was given to `encode`.
+    """Return the record that `encode` has written as this text.
 
     Raises:
         StoreError: The text is not such a record.

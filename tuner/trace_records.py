@@ -111,7 +111,7 @@ class ModuleStats(Record):
 
 
 class RooflineRow(Record):
-    """Operator, kernel or module with known work, over all steps."""
+    """Operator, kernel or module for which FLOP or bytes are known, over all steps."""
 
     name: str
     count: int
@@ -126,8 +126,8 @@ class RooflineRow(Record):
     flops: float | None = None
     num_bytes: float | None = None
     saved_share: float | None = None
-    """Share of the step that would be saved if these kernels ran at their floor, by simulation. Only the first kernels
-    are simulated, if any; None for all others.
+    """Share of the step that would be saved if these kernels ran at their floor, by simulation; None if they were not
+    simulated.
     """
 
     @property
@@ -379,7 +379,9 @@ class Lane(Record):
 
     device: str
     kind: str
-    """Kind of lane: "device" (exclusive categories, gaps included, which tile the steps), "stream" or "thread"."""
+    """Kind of lane: "device" (exclusive categories, including gaps, which together cover the steps), "stream" or
+    "thread".
+    """
     label: str
     names: tuple[str, ...]
     categories: tuple[str, ...]
@@ -487,7 +489,7 @@ class ModuleDifference(Record):
     before_ns: float
     after_ns: float
     before_count: float
-    """Number of kernels and copies that the operators launch; on a CPU, of their calls."""
+    """Number of kernels and copies that the operators launch; on a CPU, number of calls of these operators."""
     after_count: float
     cause: str
     """Changes of the module's kernels, dtypes, launches or bytes that come with the difference."""

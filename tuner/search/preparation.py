@@ -184,8 +184,8 @@ class Preparation:
         return environment, self._study.facts or facts
 
     def _refused(self, known: Environment, why: str) -> StoreError:
-        """Mark the study interrupted, and return the error: it cannot continue on this hardware, only where it was
-        begun.
+        """Mark the study interrupted, and return an error: the study can continue only on the hardware on which it
+        began.
         """
         error = StoreError(f"study {self._study.study_id} was started on {known.hardware.label}: {why}")
         self._store.set_state(self._study.study_id, StudyState.INTERRUPTED, str(error))

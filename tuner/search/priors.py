@@ -14,7 +14,8 @@ from steptune.tuner.search.space import Space
 
 MAX_WINNERS = 2
 WEIGHT = 4
-"""Weight of the share of its maximum saving that a strategy usually realises, as an equivalent number of past trials.
+"""Weight of the usual share, as an equivalent number of past trials. The usual share is the part of its maximum saving
+that a strategy usually realises.
 """
 
 
@@ -65,7 +66,7 @@ def realised_shares(decisions: list[Decision], usual: Mapping[str, float]) -> di
 
 
 def _first_choices(decisions: list[Decision]) -> list[Decision]:
-    """Select the decisions on a single change, of a strategy that the incumbent had left as it was."""
+    """Select the decisions on single changes of strategies that the incumbent had not changed before."""
     found = []
     last, taken = 0, frozenset[str]()
     for decision in decisions:

@@ -271,7 +271,7 @@ def _bottleneck(situation: Situation | None) -> str:
 
 
 def _parts(designer: Designer, candidate: Candidate, contributions: Mapping[str, Gain]) -> tuple[Part, ...]:
-    """Return every change, with its contribution where that was measured; the largest first."""
+    """Return every change with its contribution, if that was measured; the largest contribution comes first."""
     parts = []
     accepted = [decision for decision in designer.decisions if decision.verdict == "accepted"]
     for name, choice in candidate.choices.items():

@@ -139,8 +139,8 @@ class Space:
         return strategy_named(name, self.strategies)
 
     def trial_cost_s(self, candidate: Candidate) -> float:
-        """Return by how many seconds a candidate's trial is expected to exceed an ordinary one, before any is measured,
-        because of the candidate's choices and the user's own.
+        """Return the expected extra seconds of a candidate's trial compared with an ordinary trial, before any is
+        measured. The candidate's choices and the user's own count.
         """
         complete = self.complete(candidate)
         own_s = sum(
@@ -163,7 +163,7 @@ class Space:
         return workload.fork_spares_ns / 1e9 if starts else 0.0
 
     def compiles_again(self, candidate: Candidate, compiled: Candidate) -> bool:
-        """Say whether a candidate must be compiled again although the candidate `compiled` has been compiled."""
+        """Say whether a candidate needs its own compilation although the candidate `compiled` is already compiled."""
         names = candidate.choices.keys() | compiled.choices.keys()
         return any(
             self.strategy(name).recompiles

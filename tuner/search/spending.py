@@ -151,7 +151,7 @@ def _going_on(points: Floats, weights: Floats, step: float, bound: float) -> tup
 
 
 def _level(bound: float, count: int) -> float:
-    """Return the nominal two-sided significance level that belongs to a bound on the sum of `count` standard normal
+    """Return the nominal two-sided significance level that corresponds to a bound on the sum of `count` standard normal
     variables.
     """
     return math.erfc(bound / math.sqrt(2 * count))

@@ -251,7 +251,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
-        """Return the complete choices worth trying here, the most promising first; may include the neutral one."""
+        """Return the complete choices worth trying here, the most promising first; today's choice may be among them."""
 
     def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
         """Say, without running the choice, whether it can be tried here."""
@@ -269,7 +269,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def numerics(self, choice: Choice) -> Numerics:
-        """Return the effect on numerics of a choice other than the neutral one."""
+        """Return the effect on numerics of a choice that differs from today's."""
 
     def unit_roundoff(self, choice: Choice) -> float:
         """Return the unit roundoff of the coarsest arithmetic that the choice computes with."""
@@ -349,12 +349,12 @@ class Strategy(ABC):
                 )
 
     def difference(self, choice: Choice, workload: WorkloadFacts) -> Choice:
-        """Return the parameters of a complete choice that differ from the neutral one."""
+        """Return the parameters of a complete choice that differ from today's choice."""
         neutral = self.neutral(workload)
         return {name: value for name, value in choice.items() if value != neutral[name]}
 
     def complete(self, difference: Choice, workload: WorkloadFacts) -> Choice:
-        """Return the complete choice, given the parameters in which it differs from the neutral one."""
+        """Return the complete choice, given the parameters in which it differs from today's choice."""
         return {**self.neutral(workload), **difference}
 
 

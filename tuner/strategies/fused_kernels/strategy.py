@@ -96,7 +96,7 @@ class FusedKernels(Strategy):
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
         """Return the maximum savings: matmuls run at peak rate, and the other categories in which the strategy saves
-        time disappear, because the share of the replaced operators in them is not known.
+        time count as saved entirely, because the share of the replaced operators in them is not known.
         """
         wanted = {name for name, is_wanted in choice.items() if is_wanted}
         of_optimizer = without(situation, *_OF_OPTIMIZER) if wanted & set(OF_OPTIMIZER) else {}

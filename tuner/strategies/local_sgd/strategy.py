@@ -89,8 +89,8 @@ class LocalSgd(Strategy):
         return {"every": choice["every"]}
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Return the maximum savings: exposed communication, less the time for averaging the models. One averaging
-        sends as many bytes as the gradients of a step.
+        """Return the maximum savings: exposed communication, less the time for averaging the models. Averaging once
+        sends as many bytes as reducing the gradients of one step.
         """
         today = int(situation.choices[self.name]["every"] or 1)
         kept = today / int(choice["every"] or 1)

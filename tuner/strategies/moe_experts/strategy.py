@@ -72,7 +72,7 @@ class MoeExperts(Strategy):
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
         """Return the maximum savings: matmuls run at peak rate, and the other categories in which the strategy saves
-        time disappear, because the experts' share in them is not known.
+        time count as saved entirely, because the experts' share in them is not known.
         """
         rest = [category for category in self.attacks if category not in (Category.MATMUL, Category.ATTENTION)]
         return jointly(at_roofline(situation, Category.MATMUL), without(situation, *rest))

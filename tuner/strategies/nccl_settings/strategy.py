@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from steptune.tuner.training.plan import Plan
 
 OWN = "own"
-"""Value that keeps the user's own setting, if that setting is none of the other values."""
+"""Value that stands for the user's own setting, if the strategy has no other value for that setting."""
 VARIABLES = {
     "algorithm": "NCCL_ALGO",
     "protocol": "NCCL_PROTO",
@@ -55,8 +55,8 @@ which knows where it is safe.
 """
 SOCKETS = ("socket_threads", "sockets_per_thread")
 MAX_CHANNELS, MAX_PER_CHANNEL, MAX_SOCKETS = 64, 16, 64
-"""Maximum numbers that NCCL allows: of channels; of threads, and of sockets per thread; and of threads times sockets
-per thread.
+"""NCCL's maximum numbers: of channels; of threads, which is also that of sockets per thread; and of threads times
+sockets per thread.
 """
 TCP_LIKELY = 0.5
 """Probability that NCCL uses sockets on a network whose speed is known but whose kind is not. On InfiniBand and RoCE it
@@ -221,7 +221,7 @@ def _unchosen(name: str, value: Scalar) -> Unsupported:
 
 
 def _within_limits(choice: Choice) -> Support:
-    """Check the known limits, except for values that are left to NCCL or were set by the user."""
+    """Check a choice against NCCL's known limits, except for values that are left to NCCL or were set by the user."""
     least, most = choice["min_channels"], choice["max_channels"]
     if isinstance(least, int) and isinstance(most, int) and least > most:
         return Unsupported(f"min_channels ({least}) exceeds max_channels ({most})")

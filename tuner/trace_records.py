@@ -87,7 +87,7 @@ class OperatorStats(Record):
 
 
 class ModuleStats(Record):
-    """Calls of one `nn.Module`, including those of nested modules."""
+    """Calls of one `nn.Module`, with the time of the modules nested in it."""
 
     name: str
     """Class names with object numbers, the outermost module first: "GPT_0.Block_3.MLP_3"."""

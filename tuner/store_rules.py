@@ -36,7 +36,7 @@ def encode(record: Record) -> str:
 
 
 def decode(text: str, kind: type[AnyRecord]) -> AnyRecord:
-    """Return the record that was given to `encode`.
+    """Return the record that `encode` has written as this text.
 
     Raises:
         StoreError: The text is not such a record.
@@ -81,7 +81,7 @@ def number(value: float | None) -> float | None:
 
 
 def check_begins(trial: Trial) -> None:
-    """Assert that a trial begins as running and without a result, which its completion records."""
+    """Assert that a new trial has the state running and no result; the result is recorded when the trial completes."""
     assert trial.state is TrialState.RUNNING, f"trial {trial.trial_id} must begin as running, got {trial.state}"
     assert trial.result is None, f"trial {trial.trial_id} must begin without a result"
 

@@ -154,7 +154,7 @@ class TestTraining:
             assert trained.losses == pytest.approx(train_alone(Deep).losses, rel=2e-5)
             assert trained.effects["sharding"] == (
                 True,
-                "5 FSDP units, of which a rank holds 50%; 1 units gathered ahead",
+                "5 FSDP units, sharded so that each rank holds 50% of the parameters; 1 units prefetched",
             )
 
     def test_hybrid_needs_hosts_of_one_size(self, ranks: Ranks) -> None:

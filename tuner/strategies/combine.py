@@ -105,7 +105,7 @@ def environment_variables(choices: Choices, strategies: Sequence[Strategy] = STR
 
 
 def numerics_of(candidate: Candidate, workload: WorkloadFacts, strategies: Sequence[Strategy] = STRATEGIES) -> Numerics:
-    """Return the strongest effect of a candidate on the numbers."""
+    """Return the effect on numerics of a candidate: the strongest among its choices."""
     worst = Numerics.EXACT
     strategies = with_knobs(strategies, workload)
     for name, choice in candidate.choices.items():

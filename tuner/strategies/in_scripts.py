@@ -35,8 +35,8 @@ def script_changes(
     script: ScriptFacts | None,
     strategies: Sequence[Strategy] = STRATEGIES,
 ) -> ScriptChanges | None:
-    """Return the changes of a candidate, in the form in which `steptune.enable` makes them; None if the workload is not
-    a script.
+    """Return a candidate's changes to a training script, in the form in which `steptune.enable` makes them; None if the
+    workload is not a script.
     """
     if script is None:
         return None

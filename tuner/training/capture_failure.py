@@ -100,7 +100,9 @@ def _first_line(error: BaseException) -> str:
 
 
 class FailingOperator:
-    """Recorder of the operator in which an error was raised, forward or backward; empty if none was running."""
+    """Recorder of the operator, forward or backward, that was running when an error was raised; `name` is empty if none
+    was running.
+    """
 
     def __init__(self) -> None:
         self.name = ""

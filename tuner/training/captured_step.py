@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 WARM_UP_STEPS = 3
 """Number of warm-up steps: PyTorch's documentation asks for a few; a library's autotuning ends in the first."""
 MAX_RECORDINGS = 4
-"""Maximum number of recordings, one per batch signature: each recording keeps its own memory."""
+"""Maximum number of recordings, one per batch signature. It is limited because each recording keeps its own memory."""
 PAYS_AFTER_STEPS = 100
-"""Minimum number of replays, per change of the optimizer's options, that justifies another recording.
+"""Number of replays per change of the optimizer's options that another recording needs to be worth its time.
 
 The first change is free: an option set only once does not come from a scheduler.
 """
@@ -203,8 +203,8 @@ class CapturedStep(HostStep):
         return bool(names)
 
     def _read_options(self) -> dict[str, Key]:
-        """Return, by name, the options of all groups that the update reads on the host. Device tensors are compared by
-        identity.
+        """Return, by name, the options that the update reads on the host, for all groups of the optimizer. Device
+        tensors are compared by identity.
         """
 
         def read(value: Any) -> Any:
@@ -257,8 +257,8 @@ class CapturedStep(HostStep):
         job.after_update()
 
     def _weights(self, batch: Any) -> torch.Tensor | None:
-        """Return the weights of the micro-batches, or None for a single one; weights by tokens differ from batch to
-        batch.
+        """Return the weights of the micro-batches in the loss, or None for a single micro-batch. Weights by number of
+        tokens differ from batch to batch.
         """
         import torch
 
@@ -290,7 +290,7 @@ class CapturedStep(HostStep):
 
 @dataclass(frozen=True, kw_only=True)
 class _Gradients:
-    """Gradients that the first graph hands to the second one, or to the host: the same tensors in every replay.
+    """Gradients that the first graph leaves for the second graph or for the host; every replay writes the same tensors.
 
     Attributes:
         values: Gradients of the optimizer's parameters, in order.
@@ -308,7 +308,7 @@ class _Gradients:
 
     @contextmanager
     def shown_by(self, job: TrainingJob) -> Iterator[None]:
-        """Set these gradients in the job while the context is active, as a step launched by the host leaves them."""
+        """Set these gradients in the job while the context is active, as if the host had launched the step."""
         before = [parameter.grad for parameter in job.parameters()]
         self._set(job, self.values)
         try:
@@ -317,7 +317,7 @@ class _Gradients:
             self._set(job, before)
 
     def give_to(self, job: TrainingJob) -> None:
-        """Set the gradients and the scaler's state in the job after a replay, which runs no Python."""
+        """Set the gradients and the scaler's state in the job after a replay, because a replay runs no Python."""
         self._set(job, self.values)
         if job.scaler:
             job.scaler._per_optimizer_states[id(job.optimizer)] = dict(self.scaling)

@@ -1,4 +1,4 @@
-"""Detection of state that a step leaves on modules for the next step, except in tensors that stay in place.
+"""Detection of state that a step leaves on modules for the next step, apart from tensors that are changed in place.
 
 A graph follows a buffer that is changed in place on the device. It does not follow an attribute that Python sets anew:
 a replay runs no Python, so every step would see what the recorded one saw. What is set in every step but read in the

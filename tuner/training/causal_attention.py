@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 IMPLEMENTATION = "causal_sdpa"
 MASKED = "sdpa"
-"""Name in transformers of the same attention with masks."""
+"""Name that transformers gives to the same attention with masks."""
 GIVEN = ("position_ids", "past_key_values", "token_type_ids", "mm_token_type_ids")
-"""Arguments, besides masks, that indicate more than plain causal sequences in a call."""
+"""Arguments, apart from masks, whose presence in a call indicates more than plain causal sequences."""
 WINDOWS = ("sliding_window", "attention_chunk_size")
 """Configuration options that keep tokens from attending to all earlier ones."""
 
@@ -75,7 +75,7 @@ def _said(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 class _Turns:
-    """Hooks that enable masks for calls with more than plain causal sequences, for models that share a
+    """Hooks that enable masks during calls with more than plain causal sequences, for a group of models that share one
     configuration.
     """
 

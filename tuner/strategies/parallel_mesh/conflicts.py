@@ -84,7 +84,8 @@ CONFLICTS = (
     Conflict(
         between=(ParallelMeshSetting, GradientCompressionSetting),
         when=lambda s, e, w: s[ParallelMeshSetting].splits_model and s[GradientCompressionSetting].method is not None,
-        reason="compression is a DDP hook over all ranks, and in a mesh ranks hold different parameters",
+        reason="the compression hook of DDP requires the same parameters on all ranks; the ranks of a mesh hold "
+        "different ones",
     ),
     Conflict(
         between=(ParallelMeshSetting, HierarchicalAllreduceSetting),

@@ -298,7 +298,8 @@ def _products_seen(evidence: Mapping[str, Any]) -> str:
 
 
 def _dtypes(tensors: Iterable[torch.Tensor], gathered: Mapping[int, torch.dtype]) -> list[str]:
-    """Return the dtypes of real tensors; complex ones have no 16-bit form.
+    """Return the dtypes of floating-point tensors. Complex tensors are left out, because no 16-bit dtype exists for
+    them.
 
     Args:
         gathered: Compute dtypes, by identity, of tensors that are kept in another dtype.

@@ -18,7 +18,9 @@ from steptune.tuner.training.wide_reduction import is_needed
 
 
 def _sends_own_format(settings: Settings, environment: Environment) -> bool:
-    """Say whether compression sends 16-bit gradients unchanged although O2 would sum them in FP32."""
+    """Say whether gradient compression sends the 16-bit gradients of O2 as they are, although O2 alone would sum them
+    in FP32.
+    """
     precision = settings[PrecisionSetting]
     own = {"bfloat16": "bf16", "float16": "fp16"}.get(str(precision.dtype))
     needed = is_needed(environment.num_ranks, str(precision.dtype))

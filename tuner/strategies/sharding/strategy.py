@@ -49,7 +49,7 @@ SIZES = (1_000_000, 10_000_000, 100_000_000)
 
 
 def unit_key(choice: Mapping[str, Scalar]) -> str:
-    """Return the name in `ModelFacts.shard_units` of the units that a choice gathers."""
+    """Return the key in `ModelFacts.shard_units` for the units that FSDP gathers with this choice."""
     return f"size {choice['min_num_params']}" if choice["wrap"] == "size" else str(choice["wrap"])
 
 
@@ -215,8 +215,8 @@ class Sharding(Strategy):
                 and (units > 1 or alone)
             )
             detail = (
-                f"{units} FSDP units, of which a rank holds {share:.0%}; {evidence.get('prefetch')} units "
-                "gathered ahead"
+                f"{units} FSDP units, sharded so that each rank holds {share:.0%} of the parameters; "
+                f"{evidence.get('prefetch')} units prefetched"
             )
             detail += f", {evidence['ignored']} tensors excluded from sharding" if evidence.get("ignored") else ""
             detail += ", offloaded to CPU memory" if evidence.get("cpu_offload") else ""

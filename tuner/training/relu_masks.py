@@ -1,4 +1,5 @@
-"""ReLU and max pooling that keep only what their backward pass needs: one bit per element, or one byte per window.
+"""ReLU and max pooling that keep only what their backward pass needs: one bit per element (ReLU), or one byte per
+window (pooling).
 
 Autograd keeps a ReLU's output, of which only the sign is needed, and a pooling's input (needed for its shape) and
 64-bit indices, of which only the place within the window is needed. The gradients are bit for bit those of torch's own

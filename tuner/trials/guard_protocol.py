@@ -110,8 +110,8 @@ def run_audits(
     restart: Callable[[], None],
     watch: GradientWatch | None,
 ) -> None:
-    """Run steps that each begin from the initial parameters. Their batches follow the batches of the pointwise part and
-    the curve, whatever the length of the horizon.
+    """Run the audits: steps that each begin from the initial parameters. Their batches come after those of the
+    pointwise part and the curve, whatever the length of the horizon.
     """
     import torch
 

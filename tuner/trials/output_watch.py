@@ -86,8 +86,8 @@ def _not_compiled(look: Any) -> Any:
 
 
 def _held_to_fp32(name: str, module: Any, arguments: Any, named: Any, found: torch.Tensor) -> ModuleOutput | None:
-    """Compare an output with two FP32 ones: from the exact inputs, and from inputs rounded to the output's dtype as
-    under autocast. Return the smaller deviation.
+    """Compare an output with two recomputed in FP32: one from the exact inputs, and one from inputs rounded to the
+    output's dtype as under autocast. Return the smaller deviation.
     """
     import torch
 

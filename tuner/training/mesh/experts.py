@@ -63,7 +63,9 @@ class _Exchange:
         self._even = even
 
     def __call__(self, slots: torch.Tensor) -> torch.Tensor:
-        """Run the slots (E, C, D) and return their results in the same shape; C may be different on each rank."""
+        """Run the experts on the slots (experts, capacity, width), and return the results in the same shape. The
+        capacity may be different on each rank.
+        """
         import torch.nn.functional as F
 
         num_experts, capacity, width = slots.shape

@@ -55,7 +55,7 @@ def laid_out_like(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
 
 def layout_of(parameter: torch.Tensor) -> Layout:
-    """Return the layout that an optimizer's states of this parameter must have."""
+    """Return the layout that the optimizer states of a parameter must have."""
     return Layout(tuple(parameter.shape), dense_strides(parameter))
 
 

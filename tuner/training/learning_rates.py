@@ -1,4 +1,4 @@
-"""Learning rates on the device, which a recorded update reads."""
+"""Learning rates on the device, where an update that is recorded as a CUDA graph reads them."""
 
 from __future__ import annotations
 

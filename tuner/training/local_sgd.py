@@ -74,7 +74,7 @@ class LocalSgd(StepHook):
         return post_localSGD_hook(self._state, bucket)
 
     def after_update(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Count an update, and average the model when it is due."""
+        """Count an update, and average the ranks' models if an average is due."""
         self.num_steps += 1
         local = self.num_steps - self.warm_up_steps
         if local > 0 and local % self.every == 0:
@@ -148,8 +148,8 @@ class LocalSgd(StepHook):
 
 
 def _may_differ(leaf: Any) -> bool:
-    """Say whether a leaf may differ between ranks. Floating-point tensors may; integers are counters, equal on all
-    ranks.
+    """Say whether a value of the state may differ between ranks. Floating-point tensors may; integers are counters,
+    equal on all ranks.
     """
     return hasattr(leaf, "data_ptr") and (leaf.is_floating_point() or leaf.is_complex())
 

@@ -99,7 +99,9 @@ class Window:
         return self.kernel, self.stride, self.padding, self.dilation, self.ceil_mode
 
     def places(self, indices: torch.Tensor, width: int) -> torch.Tensor:
-        """Convert (…, H', W') indices into a plane of this width to positions within the window, as uint8."""
+        """Convert a tensor (…, H', W') of flat indices in a plane of this width to positions within the windows, as
+        uint8.
+        """
         import torch
 
         narrow = indices.int()  # half the memory for a moment; a plane has less than 2³¹ elements

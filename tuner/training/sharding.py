@@ -82,7 +82,7 @@ def shard(
 
 
 def units_of(model: torch.nn.Module, workload: Workload, sharding: ShardingArguments) -> list[torch.nn.Module]:
-    """Return the modules that are gathered as one unit, inner ones first, without the root."""
+    """Return the modules that are gathered as one unit each, inner ones first, without the root."""
     if sharding.wrap == "block":
         return list(workload.blocks(model))
     return _large_modules(model, sharding.min_num_params) if sharding.wrap == "size" else []

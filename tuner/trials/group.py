@@ -49,8 +49,8 @@ from steptune.tuner.trials.messages import (
 )
 
 PATIENCE = 3
-"""Maximum time in which a group must complete two valid rounds, as a multiple of `cap_s` (taken as at least 1 s). After
-that, the group is ended.
+"""Maximum time in which a group must complete two valid rounds, as a multiple of the setting `cap_s` (taken as at least
+1 s). After that, the group is ended.
 """
 
 

@@ -119,7 +119,9 @@ def devices_of(kind: str, score: Score, unit_roundoff: float) -> tuple[str, ...]
 
 
 def check_twin(reference: GradientReference, watch: GradientWatch, device: torch.device) -> GuardCheck:
-    """Check that the gradients of a candidate's twin equal the reference's to within the rounding of FP32."""
+    """Check that the gradients of a candidate's twin (the same training in FP32) equal the reference's to within the
+    rounding of FP32.
+    """
     found = scores(
         reference.wide.steps,
         reference.wide.noise_at(FP32_ROUNDOFF),
@@ -186,8 +188,8 @@ def check_draws(
 
 
 def check_rates(masks: Mapping[str, ModuleMasks], watch: MaskWatch, device: torch.device) -> list[GuardCheck]:
-    """Check that modules with dropout zero elements at the reference's rates; return no check if the reference has no
-    such module.
+    """Check that modules with dropout set elements to zero at the reference's rates; return no check if the reference
+    has no such module.
     """
     found = worst_module(masks, watch.modules)
     if found is None:

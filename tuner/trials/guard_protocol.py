@@ -138,7 +138,7 @@ class Watch(Interface):
         ...
 
     def on_gradients(self) -> None:
-        """Act between unscaling and clipping."""
+        """Act between unscaling and clipping of the gradients."""
         ...
 
     def on_repeat(self) -> None:

@@ -42,7 +42,7 @@ class MaskWatch:
 
     @property
     def modules(self) -> dict[str, ModuleMasks]:
-        """Masks by the name of the module."""
+        """Masks, keyed by module name."""
         return {
             name: ModuleMasks(rates=tuple(rates), scale=_middle(self._scales.get(name, [])), count=self._counts[name])
             for name, rates in self._rates.items()
@@ -50,7 +50,7 @@ class MaskWatch:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Record one draw, whatever its number of micro-batches."""
+        """Record one draw of masks, whatever its number of micro-batches."""
         from steptune.tuner.trials.called_dropout import CalledDropout
 
         self._draw = {}

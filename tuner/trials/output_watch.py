@@ -31,7 +31,7 @@ class OutputWatch:
         self._given: dict[str, tuple[list[int], list[torch.Tensor]]] = {}
         self._is_looking = False
         self.outputs: dict[str, ModuleOutput | None] = {}
-        """Deviation of the output by name of the module; None if the output could not be recomputed."""
+        """Deviations of the outputs, keyed by module name; None for an output that could not be recomputed."""
         self._was_done = False
 
     @contextmanager

@@ -52,7 +52,7 @@ def lay_experts(model: torch.nn.Module, group: Any, *, even: bool) -> dict[int, 
 
 
 class _Exchange:
-    """Exchange of tokens, so that every expert's slots are computed on the rank that holds the expert."""
+    """Exchange of tokens between ranks, so that each expert's tokens are computed on the rank that holds the expert."""
 
     def __init__(self, experts: torch.nn.Module, group: Any, *, even: bool) -> None:
         import torch.distributed as dist

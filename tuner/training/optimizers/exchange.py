@@ -55,8 +55,8 @@ _BELONGS_TO: Mapping[str, str | None] = {
     "nesterov": "momentum",
     "dampening": "momentum",
 }
-"""Option that each option belongs to. An option may be dropped only together with the one that it belongs to; None
-means that it may never be dropped.
+"""Option that owns each of these options. An option may be dropped only together with its owner; None means that it may
+never be dropped.
 """
 
 

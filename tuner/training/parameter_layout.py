@@ -37,8 +37,8 @@ class ParameterLayout:
     # --- gradients ----------------------------------------------------------------------------
 
     def waiting(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return a context for a micro-batch that is not the last: its gradients are reduced together with the last
-        one's.
+        """Return a context in which all micro-batches of a batch run except for the last one. Their gradients are
+        reduced together with the last one's.
         """
         return model.no_sync() if hasattr(model, "no_sync") else nullcontext()  # type: ignore[operator]
 
@@ -86,7 +86,7 @@ class ParameterLayout:
     def whole_parameters(
         self, model: torch.nn.Module, named: Iterable[tuple[str, torch.Tensor]]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield name and whole value of each updated parameter.
+        """Yield the name and the whole value of each updated parameter.
 
         Args:
             named: Parameters that this rank's optimizer updates.

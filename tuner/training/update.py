@@ -1,4 +1,4 @@
-"""Update of a job's parameters: the user's optimizer, over the plan's parameters, and the user's scheduler."""
+"""Update of a job's parameters by the user's optimizer, changed as the plan requests, and by the user's scheduler."""
 
 from __future__ import annotations
 

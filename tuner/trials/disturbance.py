@@ -32,11 +32,11 @@ POWER_ROUNDOFFS = 4.0
 rounding beta itself contributes a part that grows with the steps.
 """
 TOWARDS_NEIGHBOUR = 1.25
-"""Relative distance, in unit roundoffs, that rounds to a neighbouring number. It lies between a half and one and a half
-of the spacing between two powers of two, also just below a power of two, where the spacing is half as large.
+"""Relative change of a number, in unit roundoffs, after which it rounds to a neighbouring number. The change is 0.5 to
+1.5 times the distance to the neighbour, also just below a power of two, where this distance is half as large.
 """
 PIECE = 1 << 22
-"""Number of elements in each piece of a tensor that is disturbed."""
+"""Number of elements that are disturbed at once: a tensor is processed in chunks of this size."""
 SEEDS_OF_A_RANK = 2**16
 """Distance between the seeds of two ranks: more than the number of seeds that one rank uses."""
 
@@ -67,8 +67,8 @@ class Disturbance:
         return _disturbed().apply(tensor, self._steps(tensor.detach()))
 
     def _steps(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the relative change of each element, in a dtype that resolves (1 + change). It is computed in pieces
-        to limit memory.
+        """Return the relative change of each element, in a dtype that resolves (1 + change). The changes are computed
+        in chunks to limit memory.
         """
         import torch
 
@@ -164,7 +164,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return the elements of a dense tensor in memory order, in pieces."""
+    """Return the elements of a dense tensor in memory order, in chunks."""
     pieces: tuple[torch.Tensor, ...] = tensor.as_strided((tensor.numel(),), (1,)).split(PIECE)
     return pieces
 

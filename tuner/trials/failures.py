@@ -156,8 +156,8 @@ def _by_default_collate(error: BaseException) -> bool:
 
 
 def _limit_of_memory(error: BaseException) -> str:
-    """Return which memory limit of this process an allocation on the host exceeded, and the way out; empty if none was
-    exceeded.
+    """Return a text that names the memory limit of this process that a host allocation exceeded, and the remedy; empty
+    if none was exceeded.
     """
     import resource
 

@@ -78,5 +78,5 @@ def check_samples(job: TrainingJob) -> GuardCheck | None:
         passed=wrong == 0,
         observed=float(wrong),
         tolerance=0.0,
-        detail=f"{wrong} samples occur more or less often than in the original order",
+        detail=f"{wrong} samples occur a different number of times than in the original order",
     )

@@ -110,8 +110,8 @@ def run_audits(
     restart: Callable[[], None],
     watch: GradientWatch | None,
 ) -> None:
-    """Run steps that each begin from the initial parameters. Their batches follow the batches of the pointwise part and
-    the curve, whatever the length of the horizon.
+    """Run the audits: steps that each begin from the initial parameters. Their batches come after those of the
+    pointwise part and the curve, whatever the length of the horizon.
     """
     import torch
 
@@ -138,7 +138,7 @@ class Watch(Interface):
         ...
 
     def on_gradients(self) -> None:
-        """Act between unscaling and clipping."""
+        """Act between unscaling and clipping of the gradients."""
         ...
 
     def on_repeat(self) -> None:

@@ -34,7 +34,7 @@ class InputMeter:
         self._before = self._read()
 
     def next(self, draw: Any) -> Any:
-        """Draw a batch and add its duration."""
+        """Draw a batch, and add the wall time and the CPU time of the draw to the window's sums."""
         start, cpu = time.perf_counter_ns(), time.thread_time_ns()
         batch = draw()
         self._next_cpu_ns += time.thread_time_ns() - cpu

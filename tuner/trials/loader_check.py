@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 NUM_CONTENT_BATCHES = 2
 MAX_ORDER_BATCHES = 2000
 CONVERSION_ROUNDOFFS = 64.0
-"""Maximum deviation of a conversion, in roundings. A conversion takes a few operations, one of which may subtract a
-mean about as large as the value.
+"""Maximum deviation of a conversion, in machine epsilons of the dtype. A conversion takes a few operations, one of
+which may subtract a mean about as large as the value.
 """
 
 
@@ -193,8 +193,8 @@ def _check_bytes(job: TrainingJob, batches: list[list[int]]) -> GuardCheck:
 
 
 def _distance(found: Any, expected: Any) -> float:
-    """Return the largest difference between two batches, in roundings of each tensor's largest value; infinite if types
-    differ.
+    """Return the largest difference between two batches, in machine epsilons relative to each tensor's largest value;
+    infinite if types differ.
     """
     import torch
 

@@ -75,7 +75,8 @@ def memory_of(
     as_user: Sequence[str] = (),
     python: str = sys.executable,
 ) -> int:
-    """Return the bytes that processes take together: an upper bound if this is within the limit, else the exact number.
+    """Return the bytes that processes use together: an upper bound if the bound is within the limit, else the exact
+    number.
 
     Args:
         in_memory: Further files in memory that belong to the processes, with their bytes.
@@ -118,7 +119,9 @@ def _exactly(pids: Sequence[int], in_memory: dict[File, int], most: int, buffers
 def _seen_by_user(
     as_user: Sequence[str], python: str, pids: Sequence[int], in_memory: dict[File, int], most: int, buffers_bytes: int
 ) -> int:
-    """Run this file as the user of the processes; return the upper bound `most` if that user disturbs it."""
+    """Measure the memory by running this file as the user of the processes; return the upper bound `most` if that user
+    disturbs the run.
+    """
     from steptune.tuner.trials.as_user import DisturbedError, run_as
 
     question = json.dumps([pids, [[*file, size] for file, size in in_memory.items()], most, buffers_bytes])
@@ -163,7 +166,7 @@ def _state(pid: int) -> str:
 
 
 def _hidden(pids: Collection[int]) -> bool:
-    """Return True where processes of our own user cannot be read, or files sent between them stay in transit.
+    """Say whether processes of our own user stay unreadable, or files sent between them stay in transit.
 
     Either state is normal for a moment; a longer one is deliberate.
     """

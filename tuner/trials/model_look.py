@@ -82,7 +82,7 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
 
 @dataclass(frozen=True, kw_only=True)
 class _TriedStep:
-    """Forward and backward pass, with its observers."""
+    """Results and observers of one forward and backward pass."""
 
     loss: float
     step_ns: int
@@ -201,8 +201,8 @@ _Buffers = dict[tuple[int, str], tuple[Any, int]]
 
 
 def _buffers(blocks: Sequence[Any]) -> _Buffers:
-    """Return the buffers of blocks by number and name, with their versions, but without the statistics of torch's
-    norms.
+    """Return the buffers of all blocks with their versions, keyed by block number and buffer name. The statistics of
+    torch's norms are left out.
     """
     import torch
 
@@ -239,7 +239,7 @@ def _chain_refusal(job: TrainingJob, blocks: list[Any], batch: Any) -> str:
 
 
 def _shard_units(job: TrainingJob) -> dict[str, UnitFacts]:
-    """Return the sizes of all units that this study may gather as a whole."""
+    """Return the sizes of the largest FSDP unit and of the root, for each way of wrapping that this study may use."""
     from steptune.tuner.strategies.sharding.strategy import SIZES, unit_key
 
     current = job.workload.current.get(ShardingSetting.strategy, {}).get("min_num_params")
@@ -332,7 +332,9 @@ def _randomness(job: TrainingJob, batch: Any) -> str:
 
 
 def _repeats(job: TrainingJob, batch: Any) -> bool:
-    """Say whether the loss is the same for two seeds, or for one seed where the model itself draws nothing."""
+    """Say whether the loss is repeatable: the same for two seeds or, if the model itself draws no random numbers, the
+    same for one seed.
+    """
     import torch
 
     def loss_of(seed: int) -> Any:

@@ -31,7 +31,7 @@ class OutputWatch:
         self._given: dict[str, tuple[list[int], list[torch.Tensor]]] = {}
         self._is_looking = False
         self.outputs: dict[str, ModuleOutput | None] = {}
-        """Deviation of the output by name of the module; None if the output could not be recomputed."""
+        """Deviations of the outputs, keyed by module name; None for an output that could not be recomputed."""
         self._was_done = False
 
     @contextmanager
@@ -86,8 +86,8 @@ def _not_compiled(look: Any) -> Any:
 
 
 def _held_to_fp32(name: str, module: Any, arguments: Any, named: Any, found: torch.Tensor) -> ModuleOutput | None:
-    """Compare an output with two FP32 ones: from the exact inputs, and from inputs rounded to the output's dtype as
-    under autocast. Return the smaller deviation.
+    """Compare an output with two recomputed in FP32: one from the exact inputs, and one from inputs rounded to the
+    output's dtype as under autocast. Return the smaller deviation.
     """
     import torch
 

@@ -42,7 +42,9 @@ def chain_refusal(model: torch.nn.Module, blocks: Sequence[torch.nn.Module], los
 
 
 class _Left(BaseException):
-    """Signal that execution left the model after a block; not an Exception, so that user code does not catch it."""
+    """Control-flow exception that leaves the model after a block; not a subclass of `Exception`, so that user code does
+    not catch it.
+    """
 
     def __init__(self, hidden: torch.Tensor) -> None:
         self.hidden = hidden

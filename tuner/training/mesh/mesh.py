@@ -283,8 +283,8 @@ class Mesh(ParameterLayout):
         return [[self._names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
 
     def _whole_groups(self, own: list[list[str]]) -> list[list[str]]:
-        """Return the parameter names of each group over all ranks, in the optimizer's order if it has all parameters,
-        else in the model's order.
+        """Return the parameter names of each optimizer group, over all ranks. They are in the optimizer's order if the
+        optimizers of all ranks have the same parameters, else in the model's order.
         """
         assert self.replica is not None
         of_ranks = self.replica.every(own)
@@ -324,7 +324,7 @@ def _group(grid: torch.Tensor) -> Any:
 
 
 def _in_order(state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the state of each parameter in a state dict, in the order of its groups."""
+    """Yield the state of each parameter in an optimizer's state dict, in the order of the parameter groups."""
     return (state["state"].get(number, {}) for group in state["param_groups"] for number in group["params"])
 
 

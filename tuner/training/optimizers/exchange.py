@@ -55,8 +55,8 @@ _BELONGS_TO: Mapping[str, str | None] = {
     "nesterov": "momentum",
     "dampening": "momentum",
 }
-"""Options that may be dropped only if the option given as their value is not copied; None means that they may never be
-dropped.
+"""Option that owns each of these options. An option may be dropped only together with its owner; None means that it may
+never be dropped.
 """
 
 

@@ -93,7 +93,7 @@ def _checkpointing(choice: Choice, recommendation: Recommendation) -> Said:
     every = choice["every"]
     if every is None:
         return _said()  # the default of every version; the name of the argument is not
-    reason = "only for models of transformers, which define their layers"
+    reason = "works only with models from the transformers library, because only they declare their layers"
     whole = "transformers recomputes only whole layers"
     kwargs = {"every_n_layers": every, "use_reentrant": False}
     missing = {"every": reason} if choice["save"] is None else {"every": reason, "save": whole}
@@ -139,7 +139,7 @@ def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
         config["min_num_params"] = sharding.size
     missing = sharding.unsaid()
     if sharding.wrap == "block":
-        missing["wrap"] = "only for models of transformers, which define their layers"
+        missing["wrap"] = "works only with models from the transformers library, because only they declare their layers"
     return _said(missing, fsdp=True, fsdp_config=config)
 
 

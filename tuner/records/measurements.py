@@ -75,7 +75,7 @@ class DeviceReading(Record):
 
 
 class Window(Record):
-    """One timed, unprofiled stretch of whole steps.
+    """Timing window: consecutive whole steps, timed without the profiler.
 
     Attributes:
         num_steps: Whole steps in it.

@@ -93,7 +93,9 @@ class ModelFacts(Record):
     expert_implementations: tuple[str, ...] = ()
     expert_implementation: str | None = None
     can_be_batch_second: bool = False
-    """True if the repeated blocks use torch's attention and can take the batch second (`training/batch_second.py`)."""
+    """True if the repeated blocks use torch's attention and accept the batch as the second dimension
+    (`training/batch_second.py`).
+    """
     flops_per_step: int | None = None
     """FLOP of one forward and backward pass over the global batch, counted by torch's FlopCounterMode."""
     unaligned_linears: dict[str, int] = field(default_factory=dict)

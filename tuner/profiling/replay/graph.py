@@ -24,7 +24,7 @@ LEAST_STEPS, MOST_STEPS, MOST_LAUNCHES = 2, 10, 10_000
 graph, and for a longer capture the first steps suffice.
 """
 MOST_OVERHEAD = 0.85
-"""Maximum share of a stretch of host time that may count as the cost of recording its events."""
+"""Maximum share of an interval of host time that may count as the cost of recording its events."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +68,8 @@ def _num_replayed(capture: Capture) -> int:
 
 
 def without_profiler(chain: Chain, cost_ns: float) -> Chain:
-    """Return the chain without the profiler's cost of recording events, of which at most `MOST_OVERHEAD` of a stretch
-    is removed.
+    """Return the chain without the profiler's cost of recording events. At most the share `MOST_OVERHEAD` of each
+    interval of host time is removed.
     """
 
     def less(time: Floats, events: Floats) -> Floats:

@@ -240,9 +240,9 @@ class StudyStore(Protocol):
         ...
 
     def past_decisions(self, study_id: str, hardware: HardwareProfile) -> list[Decision]:
-        """Return decisions with a predicted bound and a measured gain, from finished studies on this kind of device, to
-        compare bounds with gains. The newest study comes first, each in the order of its search; at most
-        `store_rules.NUM_PAST_STUDIES` studies and `store_rules.NUM_PAST_DECISIONS` decisions.
+        """Return decisions with a predicted upper limit and a measured gain, from finished studies on this kind of
+        device, to compare predictions with measurements. The newest study comes first, each in the order of its search;
+        at most `store_rules.NUM_PAST_STUDIES` studies and `store_rules.NUM_PAST_DECISIONS` decisions.
 
         Args:
             study_id: Study that learns from them: only studies of its owner count, where a store knows owners.
@@ -256,7 +256,7 @@ class StudyStore(Protocol):
         ...
 
     def topology(self, hardware: HardwareProfile, num_ranks: int, num_hosts: int) -> Topology | None:
-        """Return the latest measured links of this hardware for this number of ranks and of hosts."""
+        """Return the latest measured links for this hardware, number of ranks and number of hosts."""
         ...
 
     def add_event(self, study_id: str, kind: str, data: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Statistics of a device's gaps, and the longest gaps with the operations on both sides."""
+"""Statistics of a device's gaps, and the longest gaps with the operations before and after each."""
 
 from __future__ import annotations
 

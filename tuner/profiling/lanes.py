@@ -62,7 +62,7 @@ class Spans:
 
 
 def lanes_of(capture: Capture, segments: Mapping[str, Segments], max_cells: int = MAX_CELLS) -> tuple[Lane, ...]:
-    """Return the lanes of each device and of its streams, then those of the threads.
+    """Return the lanes of each device and of its streams, then the lanes of the threads.
 
     Args:
         segments: Segments of each device, which tile the steps.

@@ -79,7 +79,7 @@ def _base(name: str) -> str:
 
 
 def _num_parameters(gradients: Mapping[Arguments, int]) -> int:
-    """Return the number of elements of all parameters, or a lower bound.
+    """Return the total number of elements of all parameters, or a lower bound on it.
 
     They are counted from the gradients, assuming the largest number of backward passes that agrees with all call
     counts.

@@ -102,7 +102,8 @@ class Certificate(Record):
     remaining_bound: float
     """Upper limit on what any untried, legal choice could still gain, as a share of the step."""
     status: str
-    """Status of the bounds: "estimated", or "audited" once enough pruned choices were run to check them."""
+    """Status of the upper limits on gains: "estimated", or "audited" once enough pruned choices were run to check them.
+    """
     noise: float
     """Smallest gain that this study could distinguish from zero."""
     ended: str

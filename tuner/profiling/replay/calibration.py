@@ -78,8 +78,8 @@ def levels(step_time: Callable[[float], float], unprofiled_ns: float) -> Levels:
 def _level(
     step_time: Callable[[float], float], target_ns: float, low: tuple[float, float], high: tuple[float, float]
 ) -> float:
-    """Find the lowest level at which the step takes no longer than the target, by false position: the step time is
-    nearly linear in the level.
+    """Find the lowest level of the profiler's cost at which the step takes no longer than the target, by false
+    position: the step time is nearly linear in the level.
     """
     (left, above), (right, below) = (low[0], low[1] - target_ns), (high[0], high[1] - target_ns)
     if above <= 0:

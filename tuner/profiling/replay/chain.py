@@ -38,7 +38,7 @@ HELD_TIMES = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """Nodes of the host's chain, in order.
+    """Nodes of the chain of the host's work, in order.
 
     Attributes:
         kind: int8 by node.

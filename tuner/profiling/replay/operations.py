@@ -190,7 +190,7 @@ def _recorded_waits(
     stream: Ints,
     is_collective: npt.NDArray[np.bool_],
 ) -> dict[int, tuple[int, ...]]:
-    """Return the operations of other streams that each operation waits for, from calls that make streams wait."""
+    """Return the operations of other streams that each operation waits for, from the calls that make streams wait."""
     trace, host = capture.trace, capture.trace.host
     rows = trace.host_rows(r"StreamWaitEvent", Kind.RUNTIME)
     own = np.unique(node[is_collective])

@@ -86,7 +86,7 @@ def meet(graphs: Sequence[Graph]) -> Ranks:
 
 
 def _groups(graphs: Sequence[Graph]) -> Ints:
-    """Return, for each collective and rank, the first rank of the rank's group in that collective.
+    """Return, for each collective and rank, the first rank of the process group with which the rank takes part.
 
     Raises:
         UnlikeRanksError: Ranks of one group call its collectives at different positions in their programs.

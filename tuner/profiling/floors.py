@@ -84,8 +84,8 @@ def _copies(capture: Capture, calls: OperatorCalls) -> Mask:
 
 
 def _least_times(work: Work, kernel: str, peak: Peak) -> tuple[float, float, float]:
-    """Return the nanoseconds that a call needs at the peaks for its necessary FLOP, for its bytes, and for its FLOP as
-    counted.
+    """Return three times of a call in nanoseconds, at the device's peak rates: for its necessary FLOP, for its bytes,
+    and for its FLOP as counted.
     """
     rate = peak.flops_per_s.get(_arithmetic(work.dtype, kernel), np.nan)
     needed = np.nan if work.needed_flops is None or FEWER.search(kernel) else work.needed_flops / rate * 1e9

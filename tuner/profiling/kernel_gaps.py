@@ -1,4 +1,4 @@
-"""Statistics of a device's gaps, and the longest gaps with the operations on both sides."""
+"""Statistics of a device's gaps, and the longest gaps with the operations before and after each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from steptune.tuner.trace_records import Gap, GapStats
 
 BUCKETS = ("<1 us", "1-10 us", "10-100 us", "0.1-1 ms", "1-10 ms", ">10 ms")
 BUCKET_EDGES_NS = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
-"""Lower edges of all buckets except the first."""
+"""Lower edges, in nanoseconds, of the buckets of gap lengths; the first bucket has none."""
 NO_ROW = -1
 
 

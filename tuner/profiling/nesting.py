@@ -26,7 +26,7 @@ class Nest:
     levels: tuple[Ints, ...]
 
     def segments(self) -> tuple[Ints, Ints, Ints]:
-        """Return starts, ends and innermost event of the stretches in which some event runs."""
+        """Return the intervals in which some event runs: starts, ends, and the innermost event of each interval."""
         count = len(self.start)
         if count == 0:
             return EMPTY, EMPTY, EMPTY

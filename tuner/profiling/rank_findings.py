@@ -17,9 +17,7 @@ SKEW_THRESHOLDS = (0.02, 0.05, 0.15)
 MOST_NAMED = 3
 """Maximum number of process groups whose names are listed."""
 ON_TIME = 0.75
-"""Maximum wait, as a share of the median rank's wait, at which a rank also counts as late beside the rank that waits
-least.
-"""
+"""Share of the median rank's wait below which a rank counts as late, in addition to the rank that waits least."""
 
 
 def diagnose_ranks(

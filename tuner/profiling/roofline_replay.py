@@ -24,8 +24,8 @@ NUM_REPLAYED = 1
 def with_floors(
     capture: Capture, found: Roofline, floors: Floors, graph: Graph, replay: Replay, unprofiled_ns: float | None
 ) -> tuple[Roofline, Replay]:
-    """Return the roofline and the replay with the shares of the step saved if kernels ran at their floors; unchanged if
-    the steps are not replayed.
+    """Return the roofline and the replay, with the shares of the step saved if kernels took only their least times;
+    unchanged if the steps are not replayed.
     """
     if replay.refusal or not replay.step_time_ns or not found.kernels:
         return found, replay

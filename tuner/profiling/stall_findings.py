@@ -1,4 +1,4 @@
-"""Finding of stalls: stretches in which the host launches nothing, whatever their cause."""
+"""Finding of stalls: long intervals in which the host launches nothing, whatever the cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trace files named by file, folder, archive or pattern."""
+"""Trace files, given as paths of files, folders or archives, or as patterns."""
 
 from __future__ import annotations
 

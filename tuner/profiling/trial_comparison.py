@@ -76,9 +76,11 @@ def different_hardware(before: Environment | None, after: Environment | None) ->
 
 
 def _step_times(trial: TrialResult) -> list[float]:
-    """Return one value per window. The mean of the values is the total time divided by the number of all steps, and
-    their scatter is the scatter of this ratio (Cochran, "Sampling Techniques", chapter 6): a window of few steps weighs
-    less. For equal windows these are their step times. Epoch restarts are included, as everywhere.
+    """Return one value per window; the mean of the values is the total time divided by the number of all steps.
+
+    The scatter of the values is that of this ratio (Cochran, "Sampling Techniques", chapter 6): a window of few steps
+    weighs less. For windows of equally many steps the values are their step times. Epoch restarts are included, as
+    everywhere.
     """
     windows = trial.clean_windows
     if not windows:
@@ -111,7 +113,9 @@ def _per_step(trial: TrialResult, rows: Iterable[tuple[tuple[str, str], int, int
 
 
 def _comparable(before: _Rows, after: _Rows) -> tuple[_Rows, _Rows]:
-    """Drop rows that the other side may have too, beyond the end of its shortened list."""
+    """Drop rows that only one side lists and that the other may have left out, because both lists contain only the rows
+    with the most time.
+    """
     return _known(before, after), _known(after, before)
 
 

@@ -61,16 +61,18 @@ SYNCHRONISATION, STALLS, LOADER, INPUT, ALLOCATIONS, COPIES, LAUNCHES, DISPATCH,
 cost of launches once stalls and waits are removed.
 """
 HINDRANCES = (STALLS, SYNCHRONISATION, INPUT, ALLOCATIONS)
-"""Causes of waits that hide the cost of the host's launches."""
+"""Causes that make the host wait and so hide the cost of its launches."""
 CAUGHT_UP = (SYNCHRONISATION, STALLS)
 FAR_APART = 0.1
-"""Minimum difference between the lowest and the highest agreeing level of cost for an answer to have an uncertainty."""
+"""Minimum difference between the lowest and the highest level of the profiler's cost that agree with the unprofiled
+step, for an answer to have an uncertainty.
+"""
 NO_LAUNCHES = "the trace has no marked steps with recorded launches"
 Edit = Callable[[Graph], Graph]
 
 
 def replay(graph: Graph, unprofiled_ns: float | None = None, *, workers: bool = False) -> Replay:
-    """Replay one rank's steps without each cause.
+    """Replay one rank's steps: unchanged, and once with each cause removed.
 
     Args:
         unprofiled_ns: Time of a step without the profiler; if None, the profiler's cost is not subtracted.
@@ -105,14 +107,16 @@ def replay(graph: Graph, unprofiled_ns: float | None = None, *, workers: bool = 
 
 
 def _unprofiled(graph: Graph, level: float, unprofiled_ns: float | None) -> Graph:
-    """Return the graph without the profiler's cost at a level, at the pace of the unprofiled steps."""
+    """Return the graph as it would be without the profiler: its cost at the given level is subtracted, and batches come
+    at the pace of the unprofiled steps.
+    """
     graph = at_level(graph, level)
     return with_unprofiled_pace(graph, step_time_ns, unprofiled_ns) if unprofiled_ns else graph
 
 
 def _uncertain(graph: Graph, found: Levels, edits: Mapping[str, Edit], unprofiled_ns: float | None) -> dict[str, float]:
-    """Return the uncertainty: half the difference between the shares saved at the lowest and the highest cost that
-    agree with the unprofiled step.
+    """Return the uncertainty of the share that removing each cause saves: half the difference between its values at the
+    lowest and the highest profiler cost that agree with the unprofiled step.
 
     Only causes from which the host can catch up are covered: their cost depends on the host's pace.
     """
@@ -126,7 +130,7 @@ def _uncertain(graph: Graph, found: Levels, edits: Mapping[str, Edit], unprofile
 
 
 def saved_at(graph: Graph, replay: Replay, unprofiled_ns: float | None, nodes: Ints) -> float:
-    """Return the share of the step that is saved if the host does not wait in the given nodes.
+    """Return the share of the step that is saved if the host does not wait at the given nodes of its chain.
 
     Args:
         replay: Replay of this graph, without a refusal.
@@ -136,8 +140,8 @@ def saved_at(graph: Graph, replay: Replay, unprofiled_ns: float | None, nodes: I
 
 
 def as_replayed(graph: Graph, replay: Replay, unprofiled_ns: float | None) -> Graph:
-    """Return the graph of the steps as a replay timed them: without the profiler's cost, at the pace of the unprofiled
-    steps.
+    """Return the graph of the steps as a replay timed it: without the profiler's cost, and with batches at the pace of
+    the unprofiled steps.
 
     Args:
         replay: Replay of this graph, without a refusal.
@@ -152,15 +156,15 @@ def cost_of(replay: Replay) -> Cost:
 
 
 def saved_share(replay: Replay | None, cause: str) -> float | None:
-    """Return the share of the step saved without a cause; None if the replay is refused, misses the step time, or lacks
-    the cause.
+    """Return the share of the step that removing a cause saves; None if the replay was refused, misses the unprofiled
+    step time, or lacks the cause.
     """
     return None if replay is None or not_replayed(replay, cause) else replay.saved[cause]
 
 
 def saved_range(replay: Replay | None, cause: str) -> tuple[float, float] | None:
-    """Return the minimum and maximum share saved without a cause: equal, or a range if the replay deviates from the
-    unprofiled step. None if nothing was replayed.
+    """Return the minimum and maximum share of the step that removing a cause saves: equal, or a range if the replayed
+    step time deviates from the unprofiled one. None if nothing was replayed.
     """
     if replay is None or replay.refusal or cause not in replay.saved:
         return None
@@ -200,7 +204,7 @@ def of_all_steps(replay: Replay, breakdown: Breakdown, num_replayed: int) -> Rep
 
 
 def _waits(breakdown: Breakdown, num_steps: int) -> dict[str, float]:
-    """Return, for the first steps, the nanoseconds per step in stalls and in each category without compute."""
+    """Return, for the first steps, the nanoseconds per step of stalls and of each category other than compute."""
     steps = breakdown.steps[:num_steps]
     names = {name for step in breakdown.steps for name in step} - set(COMPUTING)
     waits = {name: sum(step.get(name, 0) for step in steps) / num_steps for name in sorted(names)}
@@ -226,7 +230,7 @@ def refused(graph: Graph) -> str:
 
 
 def _edits(graph: Graph, *, workers: bool) -> Mapping[str, Edit]:
-    """Return the edits for the causes that the steps have."""
+    """Return the edits of the graph that remove causes, for those causes that occur in the steps."""
     kinds = set(np.unique(graph.chain.kind).tolist())
     found: dict[str, Edit] = {}
     if SYNC in kinds:
@@ -250,7 +254,7 @@ def _unhindered(graph: Graph, edits: Mapping[str, Edit]) -> Graph:
 
 
 def replay_ranks(graphs: Mapping[int, Graph], unprofiled_ns: float | None = None, *, workers: bool = False) -> Replay:
-    """Replay the steps of all ranks, without late ranks and without the cost of launches.
+    """Replay the steps of all ranks: unchanged, without late ranks, and without the cost of launches.
 
     Args:
         graphs: Graph of each rank.

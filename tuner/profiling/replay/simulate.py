@@ -10,7 +10,9 @@ from steptune.tuner.profiling.replay.graph import Graph
 
 PASSES = 4
 SAME_NS = 0.5
-"""Maximum change, in nanoseconds, of a stream's lead over the host between two passes that count as alike."""
+"""Maximum difference, in nanoseconds, between the streams' leads over the host in two passes for the passes to count as
+alike.
+"""
 PREFETCHED = 2
 """Maximum number of batches that workers make ahead of the host."""
 Meeting = Generator[tuple[int, float], float, float]

@@ -69,7 +69,7 @@ class Calls:
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Record nothing while active: the guard's own computations are no calls of the step."""
+        """Stop recording while active, so that the guard's own computations do not count as calls of the step."""
         seen, used = self.seen, self.used
         self.seen = []
         try:

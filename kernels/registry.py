@@ -462,7 +462,7 @@ def _registered() -> tuple[Kernel, ...]:
             raise ValueError(f"{where} has the name of another kernel: choose a different name")
         if kernel.pattern is None:
             raise ValueError(
-                f"{where} has no pattern: set the pattern to the modules of a model that the kernel computes"
+                f"{where} has no pattern: set Kernel.pattern to one that matches the parts that the kernel replaces"
             )
         found.append(kernel)
     return tuple(found)

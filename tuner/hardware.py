@@ -53,7 +53,7 @@ def check_platform() -> None:
     if sys.platform not in ("linux", "darwin"):
         raise PlatformError(f"{sys.platform} is not supported: Steptune runs on Linux, and on macOS on the CPU")
     if sys.version_info[:2] not in SUPPORTED_PYTHONS:
-        wanted = " and ".join(f"{a}.{b}" for a, b in SUPPORTED_PYTHONS)
+        wanted = " or ".join(f"{a}.{b}" for a, b in SUPPORTED_PYTHONS)
         raise PlatformError(f"Python {platform.python_version()} is not supported: use Python {wanted}")
     version = torch_version()
     if version is None:

@@ -185,8 +185,8 @@ def _no_view(folder: Path, reason: str, *, is_trial: bool) -> str:
             "not tuned"
         )
     return (
-        f"{refusal}. With --in-place the script runs without a view, and files that it writes before its steps are "
-        "recorded are kept"
+        f"{refusal}. With --in-place the script runs without a view: the files that it writes before the end of the "
+        "recording stay in the folder"
     )
 
 

@@ -406,8 +406,8 @@ def _format(name: str, leaf: Any) -> Any:
         return (repr(leaf),)
     kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
     raise CaptureError(
-        f"a batch contains a {kind}{f' at {name}' if name else ''}, whose contents a CUDA graph would keep from "
-        "the recorded batch: return dense tensors in dicts, lists, tuples or dataclasses"
+        f"a batch contains a {kind}{f' at {name}' if name else ''}: a CUDA graph would replay the contents that it had "
+        "in the recorded batch. Return dense tensors in dicts, lists, tuples or dataclasses"
     )
 
 

@@ -45,7 +45,8 @@ class TestFinding:
         assert found.level is Level.PROBLEM
         assert (
             found.found
-            == "ranks 0 to 5 are on hosts 0, 1, 2, 0, 1, 2: a ring in this order has up to 2 edges out of one host (1 is enough)"
+            == "ranks 0 to 5 are on hosts 0, 1, 2, 0, 1, 2: a ring in this order has up to 2 edges out of one host (1 "
+            "is enough)"
         )
         assert "2 times as many bytes" in found.effect
         assert "--distribution=block" in found.fix

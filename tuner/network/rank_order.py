@@ -45,7 +45,10 @@ def examine_order(hosts: Sequence[Hashable], backend: str) -> NetworkFinding:
         where = "one host" if num_hosts == 1 else f"{num_hosts} hosts, each with consecutive ranks"
         return ok(SUBJECT, f"{len(by_rank)} ranks on {where}")
     edges, placed = num_crossing(by_rank), ", ".join(map(str, by_rank))
-    found = f"ranks 0 to {len(by_rank) - 1} are on hosts {placed}: a ring in this order has up to {edges} edges out of one host (1 is enough)"
+    found = (
+        f"ranks 0 to {len(by_rank) - 1} are on hosts {placed}: a ring in this order has up to {edges} edges out of one "
+        "host (1 is enough)"
+    )
     fix = (
         "start ranks host by host (torchrun does so; Slurm: --distribution=block; Open MPI: --map-by slot); "
         "process groups that Steptune creates already have this order"

@@ -41,7 +41,7 @@ SILENCE_S = 20
 MAX_CONNECTIONS = 15
 """Maximum connections of a process to PostgreSQL."""
 TRUSTED_S = 1.0
-"""Seconds after its last use for which a connection is used again without a ping."""
+"""Maximum idle time in seconds of a connection that is reused without a ping."""
 
 _SQLITE_MEANINGS = {
     sqlite3.SQLITE_NOTADB: "is not a SQLite database: name another file, or move this one away",
@@ -78,7 +78,7 @@ def create_engine_for(url: str, *, poolclass: type[Pool] | None = None) -> Engin
 
 
 def place_of(engine: Engine) -> str:
-    """Return the location of a database for messages: a path, or a URL without its password."""
+    """Return a database's location in the form shown in messages: a path, or a URL without its password."""
     if engine.url.get_backend_name() == "sqlite":
         return engine.url.database or "the in-memory database"
     return engine.url.render_as_string(hide_password=True)
@@ -166,7 +166,9 @@ def _explain(error: BaseException, place: str) -> StoreError:
 
 
 def _will_pass(error: BaseException) -> bool:
-    """Say whether a retry may succeed: a busy file, or a server that restarts or cannot be reached."""
+    """Say whether an error is transient, so that a retry may succeed: the file is busy, or the server restarts or
+    cannot be reached.
+    """
     if _sqlite_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return True
     if isinstance(error, sqlite3.Error | OSError):

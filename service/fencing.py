@@ -39,8 +39,8 @@ def database_now(session: Session) -> datetime:
 
 
 def hold(session: Session, lease: Lease, study_id: str, **changes: Any) -> None:
-    """Check the lease, lock the study's queue entry until the transaction ends, and advance the entry's version, as
-    readers can see a change.
+    """Check the lease, lock the study's queue entry until the transaction ends, and advance the entry's version,
+    because readers will see a change.
 
     Args:
         changes: Columns to set at the same time.

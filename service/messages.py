@@ -182,7 +182,7 @@ class TrialSummary(Record):
 
 
 class TrialAttempt(Record):
-    """One process start of a trial.
+    """One attempt to run a trial, in a new process.
 
     Attributes:
         number: Number of the attempt, from 1.

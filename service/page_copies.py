@@ -32,7 +32,7 @@ _GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
 
 
 def opening(name: str) -> Markup:
-    """Return a placeholder (an opening) for text in a rendered copy that differs between readers."""
+    """Return a placeholder (an opening) for a text that differs between the readers of a rendered copy."""
     return Markup(f"\x02{_MARK}:{name}\x03")
 
 

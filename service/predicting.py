@@ -1,4 +1,6 @@
-"""Prediction for other hosts, from the user's question to the answer, for the command and for the page."""
+"""Prediction of a study's step time on other hosts, from the user's question to the answer, for the `predict` command
+and the scaling page.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from steptune.tuner.strategies.combine import complete_choices
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A cluster in the user's terms.
+    """A user's question: on which cluster a step is to be predicted, and from which trial.
 
     Attributes:
         hosts: Number of hosts.
@@ -95,7 +97,7 @@ def _start(store: StudyStore, study: Study, which: str) -> tuple[str, list[str]]
 
 
 def _cluster_of(study: Study, given: Cluster) -> Cluster:
-    """Return the study's own cluster; links that the study has not measured are taken from the given one."""
+    """Return the study's own cluster; links that the study has not measured are taken from the given cluster."""
     environment = study.environment
     if environment is None:
         raise ChoiceError(

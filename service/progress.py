@@ -85,7 +85,7 @@ class Picture:
 
 
 class Publisher:
-    """Publisher of a changing view: news of the search at once, current activity at intervals."""
+    """Publisher of a study's changing view: news of the search is published at once, current activity at intervals."""
 
     def __init__(self, publish: Callable[[dict[str, Any]], None], interval_s: float = MIN_INTERVAL_S) -> None:
         self._publish = publish

@@ -57,8 +57,8 @@ ResultRow = BreakdownRow | KernelStatsRow | GapStatsRow | CollectiveStatsRow | F
 
 
 def workload_row(facts: WorkloadFacts) -> WorkloadRow:
-    """Return the row of a workload. Reference and signature identify it together, because a reference whose code was
-    edited may name another workload.
+    """Return the row of a workload. The reference alone does not identify a workload, because its code may have been
+    edited; the reference and the signature together do.
     """
     identity = f"{facts.reference}\0{facts.signature}".encode("utf-8", "surrogateescape")
     return _row(WorkloadRow, facts, workload_id=hashlib.sha256(identity).hexdigest()[:16])
@@ -177,7 +177,7 @@ def recommendation_row(recommendation: Recommendation) -> RecommendationRow:
 
 
 def _is_speed(recommendation: Recommendation) -> bool:
-    """Say whether the recommendation's gains are gains of speed; they are not combined with gains of energy."""
+    """Say whether the recommendation's gains are gains in speed. Gains in energy are not stored in the same columns."""
     return parse_objective(recommendation.objective).is_rate
 
 

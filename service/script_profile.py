@@ -65,7 +65,7 @@ class ScriptProfile(Record):
 
 
 def script_profile(command: tuple[str, ...], ended: Ended) -> ScriptProfile:
-    """Build the profile of a command that was run with the hooks armed."""
+    """Build the profile of a command that was run with Steptune's hooks enabled."""
     recorded = [record for record in ended.records if record.complete]
     if not recorded or not ended.traces:
         refusal = refusal_of(ended)

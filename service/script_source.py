@@ -92,7 +92,7 @@ def read_manifest(folder: Path) -> ScriptManifest:
 
 
 def check_variables(variables: Mapping[str, str]) -> None:
-    """Refuse variables whose names or values suggest secrets, or that name folders of one machine.
+    """Refuse environment variables that seem to hold secrets, or that are specific to one machine, such as `PATH`.
 
     Raises:
         WorkloadRejectedError: There is such a variable; the message names the first one, and the ways out.

@@ -142,7 +142,7 @@ def choices_of(runner: ScriptRunner, study: Study) -> Choices:
 
 
 def why_nothing(choices: Choices) -> str:
-    """Return the reasons why no choice can be tried, by strategy."""
+    """Return a message that no choice can be tried, with each strategy's reason."""
     reasons = {name: f"needs a Workload ({why})" for name, why in choices.need_workload.items()}
     reasons |= {name: why for name, why in choices.not_here.items() if name not in reasons}
     told = [f"{name}: {why}" for name, why in reasons.items()]
@@ -195,7 +195,7 @@ class Change:
 
 
 def changes_of(study: Study, parts: Sequence[Part]) -> list[Change]:
-    """Return the edits that make each part of a recommendation in the script."""
+    """Return the changes to the script that apply the parts of a recommendation."""
     assert study.facts is not None, "a study of a command must have facts"
     script = script_facts_of(study)
     found = []

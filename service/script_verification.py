@@ -110,8 +110,8 @@ def verified(
 def print_script_verification(
     console: Console, found: ScriptVerification, recommendation: Recommendation | None
 ) -> None:
-    """Print the measured gain of the script, then the claimed gain, or the words of an answer that claims none, and the
-    verdict on the script's loss.
+    """Print the script's measured gain, the gain that the recommendation claims (its headline if it claims none), and
+    the verdict on the script's loss.
     """
     gain = found.gain
     interval = f"{units.percent(gain.interval.level)} interval {units.ratio_interval(gain.interval)}"

@@ -349,7 +349,7 @@ _DRAWS_A_NUMBER = select(
         cast_to(select(func.coalesce(func.max(EventRow.event_id), 0)).scalar_subquery() % NUMBERS_MODULO, Integer),
     ),
 )
-"""Statement to execute before an event's number is drawn. Readers do not see events with later numbers until the
+"""Statement to execute before an event's number is allocated. Readers do not see events with later numbers until the
 transaction ends; if its process stops or its host is lost, the server ends the transaction.
 """
 _INSERTS: dict[str, Callable[[Table], sqlite.Insert | postgresql.Insert]] = {

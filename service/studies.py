@@ -111,7 +111,8 @@ def discarded_unless_recorded(study: Study, store: StudyStore) -> Iterator[None]
 
 
 def check_writable(folder: Path) -> None:
-    """Refuse, before anything is run, a folder for results that could not be written at the end.
+    """Refuse a results folder to which this user may not write. The check precedes the study, because results are
+    written at its end.
 
     Raises:
         StoreError: The path is not a folder, or the folder or its parent may not be written.

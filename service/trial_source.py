@@ -35,7 +35,9 @@ from steptune.tuner.trial_figures import TrialFigures, TrialView
 from steptune.tuner.trials.analysis_files import read_analysis, read_lanes
 
 MAX_OLD_BYTES = 8 << 20
-"""Maximum bytes that are read of an analysis in the old form: a single line, stored without a check."""
+"""Maximum bytes that are read of an analysis in the old format, which is a single line and was not checked when it was
+stored.
+"""
 MAX_CHARS = 8 << 20
 """Maximum total characters of the cached texts of trials, and, separately, of all other cached texts. The records
 parsed from the texts take several times as much memory.

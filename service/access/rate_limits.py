@@ -22,7 +22,7 @@ WINDOW_S = 60
 
 
 class RateLimit:
-    """Limit on each client's requests per minute, and on the burst after a pause, which is equally large.
+    """Limit on each client's requests per minute; after a pause, a burst of as many requests is allowed.
 
     Args:
         name: Name of the limit in the headers.

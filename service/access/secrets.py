@@ -49,8 +49,8 @@ def new_cookie() -> str:
 
 
 def csrf_token_for(cookie: str) -> str:
-    """Return the proof that a request comes from our pages. It is derived from the cookie, so that only a holder of the
-    cookie can make it, and does not reveal the cookie.
+    """Return the CSRF token of a session. It is derived from the session's cookie, so that only a holder of the cookie
+    can make it, and does not reveal the cookie.
     """
     return hmac.new(cookie.encode(), b"steptune csrf token", hashlib.sha256).hexdigest()
 

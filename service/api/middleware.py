@@ -162,8 +162,8 @@ class BodyLimitMiddleware:
 
 
 def _is_upload(scope: Scope, headers: Headers) -> bool:
-    """Say whether a body is an upload, which is written to disk as it arrives once its sender is known. Other bodies
-    are read into memory.
+    """Say whether a body is an upload. Uploads are written to disk as they arrive, after their sender is authenticated;
+    other bodies are read into memory.
     """
     path = scope["path"].removeprefix(scope.get("root_path", ""))
     is_form = headers.get("content-type", "").lower().startswith("multipart/form-data")

@@ -251,8 +251,8 @@ def _act(
 
 
 def _checked_version(service: Services, principal: Principal, study_id: str, if_match: str | None) -> int | None:
-    """Return the version that one of the caller's studies must still have, as the header `If-Match` requires; None
-    where it requires none.
+    """Check a study's owner and the header `If-Match`, and return the version at which a change must be made; None
+    where any version will do.
 
     Raises:
         RefusalError: 404 where there is none, 409 where it belongs to the command line, 412 where its version

@@ -10,7 +10,7 @@ from steptune.tuner.errors import QuotaExceededError
 
 
 def check_artifact_bytes(session: Session, user_id: str, default_limit: int | None) -> None:
-    """Refuse more bytes than a user may keep, in the transaction that has just added some.
+    """Refuse the bytes that a transaction has just added if the user now exceeds the quota.
 
     Args:
         session: The transaction with the new row.

@@ -50,7 +50,7 @@ class ArtifactStore:
 
     @property
     def place(self) -> str:
-        """Return the location of the files, for messages."""
+        """Return the location of the files as shown in messages."""
         return self._files.place
 
     # --- putting ---------------------------------------------------------------------------------

@@ -100,8 +100,8 @@ def _was_given(context: typer.Context, name: str) -> bool:
 
 
 def name_links_out() -> None:
-    """Print a warning that names the symbolic links that lead out of the current folder, through which a script writes
-    to the user's real files.
+    """Print a warning that names the symbolic links out of the current folder: through these links, a script writes to
+    the user's real files.
     """
     from steptune.tuner.scripts.launch import find_links_out
 

@@ -24,8 +24,8 @@ class ConvergenceRow(NamedTuple):
     gain: float
     """Speed of this run over today's settings."""
     best: float
-    """Speed of the configuration that was the accepted one at that time, relative to today's settings, as other tables
-    state it; NaN before the first such configuration.
+    """Speed, over today's settings, of the configuration that was accepted at that time, as other tables state it; NaN
+    before any was accepted.
     """
     best_label: str
 

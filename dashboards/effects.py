@@ -122,8 +122,8 @@ _models: OrderedDict[tuple[object, ...], KeptModel] = OrderedDict()
 
 
 def _model_of(observations: Sequence[Observation]) -> KeptModel:
-    """Return the posterior of all observations. Widths, noise and drift come from a fit to most of the observations. A
-    new fit takes longer than everything else on a page, and a running study's page is rendered after each trial.
+    """Return the posterior of all observations. Its widths, noise and drift are fitted to most of the observations, and
+    not again after each trial: a fit takes longer than everything else on a page.
     """
     key = tuple(
         (o.candidate.key, o.value, o.order, o.reference and o.reference.key, o.standard_error, o.place)

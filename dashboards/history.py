@@ -137,7 +137,7 @@ def note_on(trial: Trial) -> str:
 
 
 def plot_history(info: Sequence[HistoryRow], unit: SampleUnit) -> Figure:
-    """Draw the speed over today's settings by trial; trials without a speed are marked on the axis."""
+    """Plot each trial's speedup over today's settings; mark trials without a speed on the axis."""
     figure = theme.new_figure(height=340)
     gains = [row.gain for row in info if not math.isnan(row.gain)]
     floor, ceiling = min(1.0, *gains, 1.0), max(1.0, *gains, 1.0)

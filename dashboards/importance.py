@@ -37,7 +37,7 @@ class Edge(NamedTuple):
 
 
 Known = dict[tuple[str, str], Edge]
-"""Compared choices, by pair; each ratio is the speed of the pair's first choice over the second's."""
+"""Comparisons of choices, by pair of choices; each ratio is the speed of the first choice over that of the second."""
 
 
 class ImportanceRow(NamedTuple):

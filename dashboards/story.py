@@ -84,8 +84,8 @@ def _changed(decision: Decision) -> str:
 
 
 def _speed(decision: Decision, effects: Effects) -> Ratio:
-    """Return the speed of a decision's configuration; NaN for today's settings, and where it is not the same
-    training.
+    """Return the speed of a decision's configuration; NaN for today's settings, and where the verdict makes the speed
+    meaningless.
     """
     candidate = decision.candidate
     if candidate is None or candidate == effects.reference or decision.verdict in NOT_USABLE:

@@ -54,8 +54,8 @@ BOTTLENECK_COLOURS: dict[str, str] = {
     "optimizer": CATEGORY_COLOURS["optimizer"],
     "compute": CATEGORY_COLOURS["compute_elementwise"],
 }
-"""Colours of the bottlenecks that `steptune.tuner.costs.categories.bottleneck` names: each has one of its categories'
-colours.
+"""Colours of the bottlenecks that `steptune.tuner.costs.categories.bottleneck` names; each bottleneck has the colour of
+one of its categories.
 """
 GOOD, NEUTRAL, BAD, MUTED = "#1f6fd1", "#8a8f98", "#cc4b1c", "#b3b8c0"
 

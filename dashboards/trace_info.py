@@ -125,7 +125,7 @@ def _limited_by(analysis: TraceAnalysis, times: dict[str, float], limit: str) ->
 
 
 def _stalled_ns(analysis: TraceAnalysis) -> float:
-    """Return the host time in stalls, in nanoseconds per step, averaged over ranks."""
+    """Return the part of the category `host` that lies in stalls, in nanoseconds per step, averaged over ranks."""
     parts = [b.stalled_share * b.per_step_ns.get(Category.HOST.value, 0.0) for b in main_breakdowns(analysis)]
     return sum(parts) / len(parts)
 

@@ -38,7 +38,7 @@ class Packed:
 
 
 SCRIPT_LIMITS = ArchiveLimits(members=2_000, total_bytes=16 << 20, file_bytes=1 << 20)
-"""Limits of the sources of a script: anything larger is data."""
+"""Maximum number and sizes of a script's source files; a larger file counts as data."""
 _SOURCES = frozenset(
     {".py", ".pyi", ".pyx", ".sh", ".toml", ".yaml", ".yml", ".json", ".cfg", ".ini", ".txt", ".jinja", ".c", ".cpp"}
     | {".cu", ".cuh", ".h", ".hpp"}

@@ -1,4 +1,4 @@
-"""Requests with time limits, safe retries, and problems as exceptions."""
+"""HTTP requests with time limits and safe retries; problems are raised as exceptions."""
 
 from __future__ import annotations
 
@@ -88,9 +88,7 @@ class Transport:
         return self._decoded(self._send("POST", path, {}, headers=_once(None), content=form), kind)
 
     def patch(self, path: str, kind: type[Answer], body: Any, version: str | None = None) -> Answer:
-        """Change a resource. The request is sent once, as the change may have been made although the answer was
-        lost.
-        """
+        """Change a resource. The request is not retried: the change may have been made although its answer was lost."""
         headers = {"If-Match": version} if version else {}
         return self._decoded(self._send("PATCH", path, {}, headers=headers, content=lambda: {"json": body}), kind)
 

@@ -21,8 +21,8 @@ from steptune.tuner.trials.shared_places import SHARED_PLACES
 FIRST_UID, LAST_UID = 61184, 65519
 """First and last user id for studies: systemd's range for transient users; no account has one of them."""
 STRIDE = 61
-"""Number of ids between the points at which two workers with consecutive user ids begin to search for a free id: such
-workers do not see each other's locks, and so must not try the same ids first.
+"""Distance between the first ids that two workers try if their own user ids are consecutive: such workers do not see
+each other's locks, and so must not try the same ids first.
 """
 CHOWN, KILL, SETGID, SETUID, SETPCAP, SYS_ADMIN = 0, 5, 6, 7, 8, 21
 """Linux capability numbers."""
@@ -108,7 +108,7 @@ def private_folder(folder: Path) -> Path:
 
 
 def _lock(path: Path, stack: contextlib.ExitStack) -> bool:
-    """Lock a file until the stack closes, which removes it; return False where another process holds the lock."""
+    """Lock a file until the stack closes, and then remove it; return False where another process holds the lock."""
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     stack.callback(os.close, descriptor)
     try:

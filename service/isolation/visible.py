@@ -77,8 +77,8 @@ def workload_paths(workload: str, hidden: Sequence[Path]) -> tuple[list[Path], P
 
 
 def visible_parts(folder: Path, hidden: Iterable[Path]) -> list[Path]:
-    """Return a folder, or, if something in it must be hidden, its visible parts. Hidden are names that begin with a
-    dot, and the service's own files.
+    """Return a folder; if something in it must be hidden, return its visible parts instead. Names that begin with a
+    dot, and the service's own files, are hidden.
 
     Of a home directory, only its Python files are visible.
 

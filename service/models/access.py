@@ -1,4 +1,4 @@
-"""Tables of access control: users, their tokens and sessions, what they sent and what they did."""
+"""Tables of access control: users, tokens, sessions, submitted workloads, stored answers, and the audit log."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class IdempotencyKeyRow(Base):
     user_id: Mapped[str] = mapped_column(_user_key(), primary_key=True)
     key: Mapped[str] = mapped_column(primary_key=True)
     request_sha256: Mapped[str]
-    """SHA-256 of method, path and body: the same key with another request is refused."""
+    """SHA-256 of the request's method, path and body; a request with the same key but another hash is refused."""
     status: Mapped[int | None]
     """HTTP status of the answer; NULL while the first request is running."""
     headers: Mapped[str | None]
@@ -113,7 +113,7 @@ class AuditRow(Base):
     entry_id: Mapped[int] = mapped_column(COUNTER, primary_key=True)
     at: Mapped[datetime] = mapped_column(index=True)
     user_id: Mapped[str | None]
-    """The user who acted; NULL for what the service did by itself, or before anybody was authenticated."""
+    """The user who acted; NULL for actions of the service itself, and for those before authentication."""
     token_id: Mapped[str | None]
     action: Mapped[str]
     target: Mapped[str]

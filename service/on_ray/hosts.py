@@ -1,4 +1,6 @@
-"""Hosts of a study from a Ray cluster, as the driver sees them: the reservation's process and its reports."""
+"""Hosts of a study from a Ray cluster, as the driver sees them: the process that holds the reservation, and its
+reports.
+"""
 
 from __future__ import annotations
 
@@ -181,8 +183,8 @@ class Reservation:
             self._process.stdin.flush()
 
     def _events(self, timeout_s: float) -> list[Event]:
-        """Return the events that the reservation's process has reported. Its end counts as a failure, unless it has
-        reported a failure itself.
+        """Return the events that the reservation's process has reported. The end of that process counts as a failure,
+        unless the process has reported one itself.
         """
         if self._process is None:
             return []

@@ -36,7 +36,9 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class PageRoute(APIRoute):
-    """A route whose refusals are pages; a reader who is not logged in gets the login page, which leads back here."""
+    """A route that answers refusals with HTML pages; a reader who is not logged in gets the login page, which leads
+    back to the requested page.
+    """
 
     def get_route_handler(self) -> Handler:
         handle = super().get_route_handler()
@@ -102,7 +104,7 @@ def shared_page(
     context: Callable[[Site], Mapping[str, Any]],
     last_event: int = 0,
 ) -> Response:
-    """Send a page that is rendered once for all readers, until the version of its content changes.
+    """Send a page that all readers share; it is rendered again only when the version of its content has changed.
 
     Args:
         key: Identity of the page; the reader's rights from `site` are added to it.

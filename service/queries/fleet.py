@@ -21,15 +21,15 @@ from steptune.service.models import HardwareProfileRow, QueueEntryRow, Recommend
 from steptune.service.queries.versions import block_of, block_versions
 
 NUM_OWNERS = 64
-"""Maximum owners whose sums a process caches; the least recently used are dropped first."""
+"""Maximum number of owners for whom a process caches sums; the least recently used are dropped first."""
 _decode = msgspec.json.Decoder(tuple[float, ...]).decode
 _SECONDS = func.coalesce(QueueEntryRow.device_seconds, RecommendationRow.tuning_s, 0.0)
 
 
 @dataclass
 class Block:
-    """Cached sums over the studies of one block, which are those whose ids end with the same character, and the version
-    of the sums.
+    """Cached sums over the studies of one block, with the version of the sums. A block contains the studies whose ids
+    end with the same character.
     """
 
     version: Hashable

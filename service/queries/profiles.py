@@ -20,8 +20,8 @@ NumberedRow = type[KernelStatsRow] | type[GapStatsRow] | type[CollectiveStatsRow
 def list_numbered(
     engine: Engine, kind: NumberedRow, trial_id: str, *, limit: int, after: int | None
 ) -> list[tuple[int, Any]]:
-    """Return those records of a trial whose numbers are above `after`, with their numbers: up to `limit` + 1, so that
-    the caller sees if there are more.
+    """Return a trial's records of one kind (kernels, gaps, collectives or findings) with numbers above `after`, each
+    with its number: up to `limit` + 1, so that the caller sees if there are more.
     """
     given = {"trial_id": trial_id, "after": -1 if after is None else after, "limit": limit + 1}
     with querying(engine) as connection:

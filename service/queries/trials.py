@@ -52,8 +52,8 @@ def list_trials(
 
 
 def whole_study(engine: Engine, study_id: str, *, state: str | None = None) -> tuple[Study, list[Trial]] | None:
-    """Return the records of a study and of its trials, or of its trials in one state, in the order in which they
-    began.
+    """Return the record of a study and the records of its trials, or only of its trials in the given state; trials are
+    in the order in which they began.
     """
     query = select(TrialRow).where(TrialRow.study_id == study_id).order_by(TrialRow.sequence)
     if state is not None:

@@ -41,7 +41,7 @@ from steptune.tuner.workloads.reference import COMMAND
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """The next study of a user that a worker could run."""
+    """A user's next study, among those that the worker could run."""
 
     study_id: str
     owner_id: str | None

@@ -66,7 +66,9 @@ def is_held(entry: QueueEntryRow, now: datetime) -> bool:
 
 
 def is_of_command_line(study: StudyRow, entry: QueueEntryRow) -> bool:
-    """Say whether a command runs the study, which was stopped in the service and resumed with `steptune resume`."""
+    """Say whether a submitted study is being run by a command (`steptune resume`, after the service stopped it), not by
+    a worker.
+    """
     return study.state == StudyState.RUNNING.value and entry.lease_until is None
 
 

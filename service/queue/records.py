@@ -17,8 +17,8 @@ BEGUN = (StudyState.QUEUED, StudyState.RUNNING)
 AND = " and "
 """Separator between the places of several hosts in one text."""
 OVER_HOSTS = " over hosts"
-"""Suffix of the device kind that a study over several hosts requires. Versions that know only one host compare the
-whole text with their own kind, and so leave such a study alone.
+"""Suffix of the device kind that a study over several hosts requires. Older versions of Steptune, which support only
+one host, compare the whole text with their own kind, and so leave such a study alone.
 """
 ENDED = (StudyState.COMPLETED, StudyState.FAILED, StudyState.CANCELLED)
 """States of ended studies; a study leaves them only if a user resumes it."""
@@ -101,7 +101,7 @@ class WorkerInfo(Record):
     started_at: datetime
     heartbeat_at: datetime
     cluster: str = ""
-    """Cluster whose hosts the worker reserves; empty for none, and while it is not known."""
+    """Cluster in which the worker reserves hosts; empty for none, and while the cluster's identity is not known."""
     study_id: str | None = None
     """The study that the worker holds."""
 

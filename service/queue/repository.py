@@ -359,7 +359,7 @@ class StudyQueue:
             return any(candidate.owner_id not in resting for candidate in others)
 
     def say_waiting(self, lease: Lease, why: str, *, cluster: str = "", can_be_met: bool = False) -> None:
-        """Record what a study waits for until a cluster has reserved its devices.
+        """Record why a study is still waiting for a cluster to reserve its devices.
 
         Args:
             cluster: Identity of the cluster; empty where it could not be asked.

@@ -117,7 +117,7 @@ class LeaseKeeper:
             raise _interrupt("")
 
     def persist(self, ask: Callable[[], Answer]) -> Answer:
-        """Query the database, with retries while it is busy or restarts, as long as the lease lasts.
+        """Query the database; while it is busy or restarting, retry for as long as the lease lasts.
 
         Raises:
             LeaseLostError: The lease is over.

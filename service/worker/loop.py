@@ -74,7 +74,7 @@ LONGEST_POLL_S = 15.0
 PROGRESS_S = 10.0
 """Seconds between progress events; news of the search is sent at once."""
 LOOK_S = 0.2
-"""Seconds between a waiting worker's checks whether it must stop."""
+"""Seconds after which a waiting worker checks again whether it must stop."""
 _PASSING = (StoreUnavailableError, StorageFullError)
 """Transient errors, which never count as a failure of the worker: a full disk is cleared, and a store becomes reachable
 again.

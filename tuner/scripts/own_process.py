@@ -18,7 +18,9 @@ sys.path.insert(0, sys.argv[1])
 module, _, function = sys.argv[2].partition(":")
 getattr(importlib.import_module(module), function)()
 """
-"""Program of the process. `-P` keeps modules of the user's folder off the path, so the program adds the import root."""
+"""Source of the program that the process runs. `-P` keeps modules of the user's folder off the path, so the program
+adds the import root.
+"""
 _LENGTH = struct.Struct("<Q")
 
 

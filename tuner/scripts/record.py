@@ -85,7 +85,7 @@ class ScriptOptimizer(Record):
 
 
 class ScriptModel(Record):
-    """An outermost module that was called with gradients, or owns trained parameters.
+    """An outermost module that was called with gradients enabled, or that owns trained parameters.
 
     Attributes:
         num_in_optimizer: Number of parameters that the step's optimizers update.

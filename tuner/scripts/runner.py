@@ -51,8 +51,9 @@ from steptune.tuner.trials.analysis_files import keep_analysis
 from steptune.tuner.trials.study_files import StudyFiles
 
 FAULTS_OF_COPIES = (FailureKind.WORKLOAD_ERROR, FailureKind.TIMEOUT)
-"""Failures of a trial from a copy after which the command is started instead: the script's files or threads may not
-work in a copy."""
+"""Failures after which a trial from a frozen copy is repeated by starting the command, because the script's files or
+threads may not work in a copy.
+"""
 LEAST_WINDOWS = 2
 """Minimum number of timed windows for a trial to count although the script ended before the trial was complete."""
 NUM_LOSSES = 100
@@ -202,8 +203,8 @@ class ScriptRunner:
 
     @property
     def _confirms_anew(self) -> bool:
-        """True if confirmations start the command again: on a CPU, forks share the host's memory layout, which differs
-        between starts. On a GPU, context, memory and kernels are made after the fork.
+        """True if confirmations start the command again. On a CPU they do, because forks share the host's memory
+        layout, which differs between starts; on a GPU, context, memory and kernels are made after the fork.
         """
         return self._look.record.device != "cuda"
 
@@ -302,8 +303,8 @@ class ScriptRunner:
         return copy.spared_ns if copy is not None and ended.forked and self._confirms_anew else 0
 
     def _profiled(self, spec: TrialSpec, ended: Ended, step_ns: int) -> tuple[Breakdown, ...]:
-        """Return the breakdown of the recorded steps, and keep their analysis for result pages; and their traces, if
-        asked for.
+        """Return the breakdown of the recorded steps; keep their analysis for result pages and, if asked for, their
+        traces.
         """
         if not spec.profile:
             return ()

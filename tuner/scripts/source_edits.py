@@ -61,7 +61,7 @@ class SourceFile:
     # --- finding --------------------------------------------------------------------------------
 
     def call(self, line: int, names: Sequence[str]) -> ast.Call:
-        """Return the only call of a function or class of these names in a line."""
+        """Return the only call in a line whose function or class has one of these names."""
         calls = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
         found = [c for c in calls if last_name(c.func) in names and c.lineno <= line <= (c.end_lineno or c.lineno)]
         if len(found) != 1:

@@ -70,8 +70,8 @@ def is_called(tree: ast.AST, line: int, name: str) -> bool:
 
 
 def is_replaced(tree: ast.AST, line: int, name: str) -> bool:
-    """Say whether a name may refer to another object than it does at a line, because it is assigned after the line or
-    wrapped in another function.
+    """Say whether a name that occurs in a line may refer to a different object elsewhere, because it is assigned after
+    the line or wrapped in another function.
     """
     own = function_of(tree, line)
     for node in ast.walk(tree):

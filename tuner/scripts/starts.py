@@ -132,7 +132,8 @@ class ScriptStarts:
         self.look.why_no_copy = reason
 
     def frozen(self, way: Start, log: Path) -> Look:
-        """Start the command in another way, run it up to its first steps, and return the inspection with a frozen copy.
+        """Start the command in the given way, run it up to its first steps, and return the inspection with a frozen
+        copy.
 
         Raises:
             CopyError: The run leaves no copy, or does not train.

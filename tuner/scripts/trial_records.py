@@ -90,7 +90,9 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def effects_of(applied: Mapping[str, Outside], seen: Mapping[str, str]) -> tuple[Effect, ...]:
-    """Return, for each choice, whether it took effect: the script must have reached everything that it changes."""
+    """Return, for each choice, whether it took effect, that is, whether the script reached all code that the choice
+    changes.
+    """
     effects = []
     for name, outside in applied.items():
         missing = [change for change in outside.changes if change not in seen]

@@ -54,15 +54,15 @@ LONGEST_OVERRUN = 0.15
 """Maximum overrun of the budget that the minimum number of blocks may cause, as a share of the budget."""
 POWER = 0.8
 MORE, LESS = 0.05, 0.001
-"""Significance levels of the tests for blocks that scatter more, or less, than single runs. Less scatter narrows the
-interval, so the test for it requires stronger evidence.
+"""Significance levels of two tests: whether blocks scatter more, and whether they scatter less, than single runs. Less
+scatter narrows the interval, so the second test requires stronger evidence.
 """
 UNLIKE = 0.2
 """Significance level of the test whether the two sides of a comparison have different variances."""
 ALIKE = 0.5
 """Share of the variance of a difference that comes from each side, if both sides have the same variance."""
 HOPELESS = 0.1
-"""Probability of proving a gain below which the remaining blocks are not run."""
+"""Minimum probability of proving a gain for the remaining blocks to be run."""
 HOPE = 0.67
 """Number of standard errors by which the estimated gain is raised, to its upper quartile, before the probability of a
 proof is computed.

@@ -45,11 +45,11 @@ RESERVE_MARGIN = 1.1
 WINDOW_S = 1.2
 """Seconds of windows in each run of the confirmation."""
 CLEARLY, PERHAPS = 0.9, 0.15
-"""Probabilities of a worthwhile gain over the incumbent: above the first, a candidate ranks before it; above the
-second, it becomes a finalist.
+"""Minimum probabilities of a worthwhile gain over the incumbent: with the first, a candidate ranks before the
+incumbent; with the second, the candidate becomes a finalist.
 """
 HARDLY = 0.1
-"""Probability of being faster below which a configuration counts as having no gain."""
+"""Minimum probability of being faster than the incumbent; with less, a configuration counts as having no gain."""
 EVEN = 0.5
 NEEDED_CANDIDATES = 3
 """Minimum number of candidates that a search should have time to try."""
@@ -216,8 +216,8 @@ class Designer:
         return missed
 
     def needed_s(self) -> float:
-        """Return the seconds needed: for the baseline's trials as measured, and for a short search and a confirmation
-        as expected.
+        """Return the seconds that a study needs: the measured time of the baseline's trials, plus the expected time of
+        a short search and a confirmation.
         """
         baseline_s = sum(r.duration_ns for r in self.baseline_results()) / 1e9
         promising = [
@@ -467,7 +467,9 @@ class Designer:
         self.ended = ended if left or ended == INTERRUPTED else NOTHING_LEFT
 
     def _chance(self, move: Move) -> float:
-        """Return the probability that a change alone saves more than `WORTH` of the incumbent's step."""
+        """Return the probability that this single change to the incumbent saves more than `WORTH` of the incumbent's
+        step.
+        """
         moved = self.space.combine(self.incumbent, [move])
         if moved is None or self.grid.levels_of(moved) is None or not self.baseline_results():
             return 1.0

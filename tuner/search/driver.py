@@ -237,8 +237,9 @@ class StudyDriver:
         return self._finish(designer, state)
 
     def _told_again(self, prepared: Prepared) -> Designer:
-        """Return a new designer with all stored results, because the interrupt may have come between the storing of a
-        result and its report to the designer, or while a resumed study repeated its results.
+        """Return a new designer that has learned from all stored results. The previous one may lack some: the interrupt
+        may have come between the storing of a result and its report to the designer, or while a resumed study repeated
+        its results.
         """
         self._ledger = Ledger(self._store, self.study.study_id, self._objective)
         self._ledger.same_model = prepared.space.is_same_model

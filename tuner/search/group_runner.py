@@ -187,7 +187,7 @@ class GroupRunner:
 
     def _diagnosed(self, result: TrialResult, spec: TrialSpec) -> TrialResult:
         """Return the result with its place and the findings of its profile. A workload error in a candidate's trial
-        counts as the candidate's (unsupported), because the reference ran.
+        becomes `unsupported`: the candidate caused it, because the reference ran.
         """
         failure = result.failure
         if failure is not None and failure.kind is FailureKind.WORKLOAD_ERROR and not spec.candidate.is_baseline:

@@ -24,7 +24,7 @@ class Ledger:
         self._store = store
         self._objective = objective
         self.same_model: Callable[[Candidate, Candidate], bool] = lambda one, other: one == other
-        """Function that says whether the code compiled for one candidate is in the cache for another."""
+        """Function that says whether a candidate can use the code that was compiled and cached for another one."""
         self._compiled: list[tuple[Candidate, int]] = []
         """Candidate and compilation time in nanoseconds of each run, in order."""
         self._raw: dict[str, TrialResult] = {}
@@ -60,7 +60,7 @@ class Ledger:
         return self._found.get((candidate.key, purpose, replicate))
 
     def first_block(self, purpose: Purpose) -> int:
-        """Return the number of a purpose's first block since the last change of the budget."""
+        """Return the index of the first block for a purpose since the last change of the budget."""
         return self._first_blocks[purpose]
 
     def counted(self, result: TrialResult) -> TrialResult:
@@ -72,7 +72,7 @@ class Ledger:
         return self._objective.counted(result, max(next(first, 0), next(own, 0)))
 
     def as_measured(self, result: TrialResult) -> TrialResult:
-        """Return a counted result as it was stored."""
+        """Return the stored result, as it was measured, from which `counted` made this one."""
         return self._raw.get(result.trial_id, result)
 
     def companion_of(self, result: TrialResult) -> TrialResult | None:

@@ -38,7 +38,7 @@ from steptune.tuner.strategies.combine import environment_variables
 from steptune.tuner.trials.reference import ReferenceRequest, compiles, draws_masks
 
 SEARCH_SHARE = 0.62
-"""Share of the budget left after the inspection that is planned for timing windows."""
+"""Share of the remaining budget, after the inspection, that is planned for timing windows."""
 TRIALS_WANTED = 20
 MIN_CAP_S = 1.0
 TWIN_SHARE = 0.02

@@ -81,7 +81,7 @@ def _first_choices(decisions: list[Decision]) -> list[Decision]:
 
 
 def _violated(decision: Decision) -> bool:
-    """Say whether an audited choice gained more than its predicted maximum, by more than two standard errors."""
+    """Say whether the measured gain of a choice exceeds its predicted maximum by more than two standard errors."""
     assert decision.predicted_bound is not None
     assert decision.measured_gain is not None
     gain = math.log1p(decision.measured_gain) - 2 * (decision.measured_se or 0.0)

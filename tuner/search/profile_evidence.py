@@ -23,7 +23,8 @@ SIDE_EFFECT_SD = 0.025
 CATEGORY_NOISE = 0.06
 """Relative noise of a category's time over the few steps of a profile."""
 MIN_REST = 0.25
-"""Minimum share of the step in categories that a change does not affect; those categories show effects common to all.
+"""Minimum share of the step in categories that a change does not affect: from these categories, effects common to all
+are estimated.
 """
 
 

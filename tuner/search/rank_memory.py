@@ -217,8 +217,8 @@ def _of_fsdp(space: Space, choices: Mapping[str, Choice], num_micro_batches: int
 
 
 def _of_last_units(f: Formats, unit: float, root: float) -> float:
-    """Return the bytes that the last FSDP units of a backward pass need: the last unit while the root waits, or the
-    root's reduction, whichever needs more.
+    """Return the bytes needed at the end of an FSDP backward pass: for the last unit while the root waits, or for the
+    root's reduction, whichever is more.
     """
     waiting = root * (f.computed + f.gradient) + unit * (f.computed + f.gradient + f.reduced)
     return max(waiting, root * (f.gradient + f.reduced) + unit * f.reduced)
@@ -251,7 +251,7 @@ class RankMemory:
         """
 
     def learn(self, candidate: Candidate, pieces: int, samples: float, peak_bytes: float) -> None:
-        """Learn from a measured peak of a step of `pieces` micro-batches with `samples` samples each."""
+        """Learn from the measured peak of a step that has `pieces` micro-batches with `samples` samples each."""
         found = held(self._space, candidate, pieces)
         activations = None if found is None else found.activations(peak_bytes)
         if activations is not None:

@@ -16,7 +16,9 @@ from steptune.tuner.records import Environment, Study, WorkloadFacts
 FARTHEST = 0.9
 """Minimum distance at which the answer for one workload is not tried on the other."""
 OCTAVES = 6.0
-"""Number of doublings of a size that add as much to the distance as two models without a common module type."""
+"""Number of doublings between the sizes of two workloads that adds as much to their distance as having no module type
+in common.
+"""
 OTHER_OPTIMIZER, OTHER_UNIT, OTHER_RANKS = 0.25, 0.5, 0.25
 SHIFTED = 0.35
 """Minimum share of the step time that must be spent in different categories for two bottlenecks to count as different.

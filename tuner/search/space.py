@@ -140,7 +140,7 @@ class Space:
 
     def trial_cost_s(self, candidate: Candidate) -> float:
         """Return the expected extra seconds of a candidate's trial compared with an ordinary trial, before any is
-        measured. The candidate's choices and the user's own count.
+        measured. Both the candidate's choices and those that the user has already made count.
         """
         complete = self.complete(candidate)
         own_s = sum(

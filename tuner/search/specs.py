@@ -183,6 +183,6 @@ def guard_protocol(
 
 
 def _num_horizon(seconds: float, step_s: float, num_before: int) -> int:
-    """Return the number of steps over the horizon, which follow the guard's steps in the same run."""
+    """Return the number of steps of the horizon; they follow the guard's steps in the same run."""
     steps = HORIZON_TIMES * seconds / step_s / NUM_HORIZON_RUNS - num_before
     return int(min(NUM_HORIZON, max(MIN_HORIZON, steps)))

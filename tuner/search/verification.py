@@ -1,4 +1,4 @@
-"""Side-by-side training of baseline and recommendation, to verify that both are the same training after N steps.
+"""Side-by-side training of baseline and recommendation, to verify that both still train alike after N steps.
 
 The guard of a trial looks at a few steps. Here both configurations train for longer, from one initial
 state on one order of samples; the baseline also under other seeds, whose spread says how far two runs

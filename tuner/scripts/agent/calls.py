@@ -127,8 +127,8 @@ class Calls:
         return step
 
     def _dropped(self, name: str, rate: Any, output: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-        """Note a call that would have dropped something, once a gradient reaches its output: an output that no loss
-        depends on trains nothing.
+        """Note a call that would have applied dropout, but only once a gradient reaches its output: dropout in an
+        output that no loss depends on does not affect training.
         """
         if not self.off or not rate or torch.compiler.is_compiling() or _is_in_backward():
             return output
@@ -202,8 +202,8 @@ def may_drop(module: torch.nn.Module) -> bool:
 
 
 def _calls_dropout(module: torch.nn.Module) -> bool:
-    """Say whether a method of a module outside torch uses the name `dropout`, and the module has no attribute of that
-    name.
+    """Say whether a method of a module, from a class outside torch, uses the name `dropout` although the module has no
+    attribute of that name.
     """
     own = [kind for kind in type(module).__mro__ if not kind.__module__.startswith("torch.")]
     codes = [getattr(method, "__code__", None) for kind in own for method in vars(kind).values()]

@@ -113,7 +113,7 @@ class Changes:
         self.applied["optimizer"] = ran
 
     def module(self, module: torch.nn.Module) -> None:
-        """Change an outermost module that is called with gradients for the first time."""
+        """Change an outermost module when it is first called with gradients enabled."""
         kind = type(_inner(module)).__name__
         if kind not in self._models:
             return

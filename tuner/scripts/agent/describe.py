@@ -79,8 +79,8 @@ def loader_values(loader: Any) -> dict[str, Any]:
 
 
 def _length(loader: Any) -> int | None:
-    """Return the number of batches in an epoch; None without a length. Do not call this for iterable datasets: after
-    `len`, their loader warns when it gives more batches.
+    """Return the number of batches in an epoch; None if the loader has no length. Do not call this for iterable
+    datasets: once asked for its length, their loader warns if it gives more batches.
     """
     try:
         return len(loader)
@@ -145,8 +145,8 @@ class Description:
         }
 
     def _models(self) -> list[dict[str, Any]]:
-        """Return descriptions of the outermost modules that were called with gradients; if there are none, of the
-        modules that own trained parameters.
+        """Return descriptions of the outermost modules that were called with gradients enabled; if there are none, of
+        the modules that own trained parameters.
         """
         called = dict(self._loop.called_modules)
         seen = bool(called)

@@ -203,7 +203,7 @@ class Enabled:
         self.over()
 
     def called(self, module: torch.nn.Module) -> None:
-        """Change an outermost module at its first call with gradients."""
+        """Change an outermost module at its first call with gradients enabled."""
         if not torch.is_grad_enabled() or module in self._called:
             return
         parameter = next(module.parameters(), None)

@@ -109,7 +109,7 @@ class GuardWatch:
             self._optimizers[number] = optimizer
 
     def called(self, module: torch.nn.Module) -> None:
-        """Set the reference's weights, before the first forward pass with gradients."""
+        """Set the reference's weights, before the first forward pass with gradients enabled."""
         self._begin()
         if not any(module is known for known in self._modules):
             place = len(self._modules)

@@ -197,8 +197,8 @@ class Hooks:
         return __init__
 
     def wrap_step(self, kind: Any) -> None:
-        """Wrap `step` of an optimizer class outside all of its hooks and outside the profiler's record of the step,
-        because a window may end there.
+        """Wrap the method `step` of an optimizer class so that the wrapper encloses all of the optimizer's hooks and
+        the profiler's record of the step, because a recording window may end in the wrapper.
         """
         if hasattr(kind.step, "steptune_wrapped"):
             return

@@ -34,7 +34,7 @@ class Outputs:
         self._undone = ExitStack()
 
     def watch(self, prefix: str, module: torch.nn.Module) -> None:
-        """Observe the modules without children in a module; observe none if a part of it is compiled."""
+        """Observe the innermost modules of a module; observe none if any part of the module is compiled."""
         parts = dict(module.named_modules())
         if any(part._compiled_call_impl is not None or hasattr(part, "_orig_mod") for part in parts.values()):
             return

@@ -12,7 +12,9 @@ _IMPORTED_AS = re.compile(r"^\s*import steptune as (\w+)", re.MULTILINE)
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines as Python counts them: form feeds and line separators in strings begin no line."""
+    """Split a text into lines as Python counts them: only at newlines and carriage returns, not at form feeds or
+    Unicode line separators.
+    """
     return re.split(r"\r\n|\r|\n", text)
 
 

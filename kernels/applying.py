@@ -1,5 +1,5 @@
-"""Application of kernels to a training: which parts a kernel can compute, why not the others, and the change of these
-parts.
+"""Application of kernels to a training: finding the parts that a kernel can compute, giving the reasons where it
+cannot, and changing the parts.
 
 A kernel's pattern finds modules of the model, parts of the loss (what the workload keeps in its attributes, and the
 modules therein), or the optimizer.

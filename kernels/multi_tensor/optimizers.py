@@ -21,10 +21,12 @@ from torch import Tensor
 from steptune.kernels.multi_tensor import laid_out_like, reason_against
 
 PROBED_SHAPES = ((5, 4), (4,), (3,))
-"""Shapes of the probe's tensors: a matrix, a vector, and a vector of zeros in each group."""
+"""Shapes of the parameters in each group of the optimizer under test: a matrix, a vector, and a vector of zeros."""
 NUM_PROBED = 3
 TOLERANCE = 1e-9
-"""Maximum difference, in float64, between the class's and the reference's results, relative to the largest element."""
+"""Maximum absolute difference, in float64, between the parameters after steps by an optimizer's own class and by the
+reference.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -219,7 +219,7 @@ class FakeRunner:
 
     def _beside_each_other(self, results: list[TrialResult]) -> list[TrialResult]:
         """Mark a trial of a group as out of memory if it does not fit into memory together with the earlier ones. If
-        this leaves fewer than two trials of the group, none has windows.
+        fewer than two trials of the group remain, remove the windows of all.
         """
         used_gb, left = 0.0, []
         for result in results:

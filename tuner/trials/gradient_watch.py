@@ -54,8 +54,8 @@ def set_initial_state(job: TrainingJob, path: Path, disturb: Disturbance | None 
 
 
 def _change(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-    """Return the change of values; an element that remains NaN or the same infinity (as in a buffer with a mask) is
-    unchanged.
+    """Return the change of values. An element that is NaN, or the same infinity, both before and after (as in a buffer
+    with a mask) counts as unchanged.
     """
     stayed = (before == after) | (before.isnan() & after.isnan())
     return (after - before).masked_fill(stayed, 0.0)
@@ -109,7 +109,7 @@ class GradientWatch:
 
     @contextmanager
     def _of_other_optimizers(self) -> Iterator[None]:
-        """Record the gradients of optimizers other than the job's, which step inside a step defined by the workload."""
+        """Record the gradients of optimizers other than the job's when they step within a workload-defined step."""
         if not self.job.workload.has_custom_step:
             yield
             return
@@ -153,8 +153,8 @@ class GradientWatch:
         )
 
     def _left_over(self) -> torch.Tensor:
-        """Return the number of gradients that remain after a step; 0 for a recorded step, which overwrites its own
-        gradients.
+        """Return the number of gradients that are not zero after a step; 0 for a step captured in a CUDA graph, which
+        overwrites its own gradients.
         """
         import torch
 

@@ -86,7 +86,7 @@ class Member:
         return {w.round: w for w in self.windows}
 
     def count_all_windows(self) -> None:
-        """Accept void windows as valid. Each keeps the reason in its field `marked`."""
+        """Accept void windows as valid. Each keeps the reason why it was void in its field `marked`."""
         self.windows = [w if w.void is None else replace(w, void=None, marked=w.void) for w in self.windows]
 
     def take_in(self, message: FromRank) -> None:

@@ -117,7 +117,8 @@ def _stored_reference(files: StudyFiles) -> GuardReference:
 
 
 def needs_no_compilation(files: StudyFiles, spec: TrialSpec, device: torch.device) -> bool:
-    """Say whether a compiled candidate may run its steps without dropout uncompiled, with an equally strict check.
+    """Say whether a compiled candidate may run its dropout-free steps without compilation while the check remains
+    equally strict.
 
     With dropout off, a model is another graph, which is never measured but takes as long to compile. This is not needed
     if today's settings compile in the same way and the reference was made without compilation; the curve part runs

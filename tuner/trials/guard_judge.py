@@ -214,7 +214,7 @@ class Judge:
         return [check_update((reference.rule, *reference.further_rules), watch, job), *between]
 
     def _have_right_updates(self, checks: Sequence[GuardCheck]) -> bool:
-        """Say whether only correct updates can have moved the candidate's weights away from the reference's."""
+        """Say whether the candidate's weights can differ from the reference's only as a result of correct updates."""
         are_moved = self.reference.moves is not None and bool(self.reference.moves.ever)
         return bool(checks) and not are_moved and all(check.observed <= check.tolerance for check in checks)
 
@@ -239,8 +239,8 @@ class Judge:
     def _audited_twin(
         self, job: TrainingJob, choices: Mapping[str, Choice], batches: Sequence[Any]
     ) -> tuple[GradientWatch | None, str]:
-        """Audit the twin (the candidate's training in FP32). Return None and the reason if there is no twin, or if
-        other settings need the candidate's precision.
+        """Audit the twin (the candidate's training in FP32). Return None and the reason if there is no twin, or if one
+        of the candidate's other settings requires the candidate's own precision.
         """
         rank, num_ranks = self._coordinator.rank, self._coordinator.num_ranks
         if not has_twin(job.device, num_ranks):

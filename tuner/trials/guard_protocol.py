@@ -167,7 +167,7 @@ class WatchedSteps:
 
     def step(self, batch: Any, watches: Sequence[Watch]) -> None:
         """Run one update. Repeat a step that the loss scaler skips, on the same batch and from the same buffers, so
-        that curves stay aligned and statistics include it once.
+        that loss curves stay aligned and running statistics include the batch only once.
         """
         import torch
 

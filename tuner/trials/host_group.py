@@ -378,7 +378,7 @@ class HostGroup:
 
 
 class SpreadServer:
-    """Connection to the servers of all hosts, with the interface of a connection to one.
+    """Connection to the trial servers of all hosts, with the same interface as a connection to a single server.
 
     Attributes:
         ended: Reason for which it counts as ended, unless the local server has ended.

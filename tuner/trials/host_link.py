@@ -35,8 +35,8 @@ MAX_FIRST_BYTES = 64 << 10
 CHUNK_BYTES = 4 << 20
 HANDSHAKE_S = 10.0
 NO_PROGRESS_S = 150.0
-"""Maximum time, in seconds, in which the other end accepts no byte or sends no answer; after that, it is taken to be
-gone. An agent that starts a trial server reads nothing for up to 120 s.
+"""Maximum time, in seconds, that the other end may take to accept a byte or to send an answer; after that, it is
+assumed to be gone. An agent that starts a trial server reads nothing for up to 120 s.
 """
 _IDLE_S, _INTERVAL_S, _PROBES = 5, 5, 3
 _HEADER = struct.Struct("<I32s")
@@ -69,7 +69,7 @@ class Open(_Message):
 
 
 class Put(_Message):
-    """Message with a part of one of the study's files, or the removal of a file."""
+    """Message that carries a part of one of the study's files, or tells the receiver to remove a file."""
 
     path: str
     data: bytes = b""

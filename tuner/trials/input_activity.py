@@ -19,7 +19,7 @@ from steptune.tuner.records import InputActivity
 
 
 class InputMeter:
-    """Meter, for one window, of the processes that make a loader's batches.
+    """Meter that measures, over one window, the activity of the processes that make a loader's batches.
 
     Args:
         iterator: Iterator of the loader. Its workers make the batches; without workers, the calling thread does, in

@@ -186,7 +186,9 @@ def wait_for_first(launch: Launch) -> None:
 
 
 def _first_of_host(launch: Launch) -> psutil.Process | None:
-    """Return the first rank of this host, which the same parent started; None if it is gone or not visible."""
+    """Return the process of this host's first rank, which has the same parent as this process; None if it is gone or
+    not visible.
+    """
     deadline = time.monotonic() + SIBLING_S
     parent = psutil.Process().parent()
     while parent is not None and time.monotonic() < deadline:

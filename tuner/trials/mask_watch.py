@@ -77,7 +77,7 @@ class MaskWatch:
         """Do nothing: masks are seen in the forward pass."""
 
     def on_repeat(self) -> None:
-        """Do nothing: in a skipped attempt, masks are drawn like all others."""
+        """Do nothing: a skipped attempt draws masks like any other attempt, so they are recorded too."""
 
     def _hook(self, name: str) -> Any:
         return _not_compiled(lambda module, arguments, output: self._look(name, arguments, output))

@@ -144,8 +144,8 @@ def take_window(
 
 
 def _num_steps(stepper: Stepper, least: int) -> int:
-    """Return the number of steps in a window: whole rounds, and, unless the loader's queue is nearly full, several
-    times its capacity.
+    """Return the number of steps in a window: at least `least`, rounded up to whole rounds. If the loader's queue is
+    not nearly full, return at least several times its capacity.
     """
     capacity = stepper.job.plan.loader.capacity
     if ready_batches(stepper.iterator) < AHEAD_SHARE * capacity:

@@ -47,7 +47,9 @@ class Taker:
 
 
 def processes_of(roots: Collection[int], uid: int | None) -> set[int]:
-    """Return the ids of a user's processes, of the root processes, and of all descendants of these roots."""
+    """Return the ids of the processes `roots` and all of their descendants, and of all processes of the user `uid`, if
+    given.
+    """
     children: dict[int, list[int]] = {}
     found: set[int] = set()
     for entry in os.scandir("/proc"):
@@ -182,7 +184,7 @@ def _closed(pids: Iterable[int]) -> set[int]:
 
 
 def _passing(pids: Iterable[int]) -> set[int]:
-    """Return the sockets (inodes) with descriptors in transit, which no process has open."""
+    """Return the inodes of sockets that hold descriptors in transit: sent, but not yet received by any process."""
     found = set()
     for pid, descriptor, status in _open_files(pids):
         if stat.S_ISSOCK(status.st_mode) and status.st_ino not in found:
@@ -239,7 +241,9 @@ def _user_of(pid: int) -> int | None:
 
 
 def _share_of(pid: int, rough: dict[str, int], files: Collection[File], private: Collection[tuple[int, int]]) -> int:
-    """Return the memory of a process without these memory files; all resident memory if details cannot be read."""
+    """Return the memory of a process, excluding the given memory files and memory file systems; if details cannot be
+    read, return all of its resident memory.
+    """
     try:
         shares = _fields(f"/proc/{pid}/smaps_rollup", ("Pss_Anon", "Pss_Shmem"))
         counted = 0

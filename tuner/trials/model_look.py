@@ -37,8 +37,8 @@ class ModelLook:
     fits: bool
     host_read: str
     host_read_beside_masks: str
-    """First operator for which the host waits, other than those that compute an attention mask; as in
-    `WorkloadFacts`.
+    """First operator for whose result the host waits, leaving out operators that compute an attention mask; empty
+    without one.
     """
     samples: float
     peak_bytes: int
@@ -226,8 +226,8 @@ def _changed(before: _Buffers, after: _Buffers) -> str:
 
 
 def _chain_refusal(job: TrainingJob, blocks: list[Any], batch: Any) -> str:
-    """Return the reason why the blocks cannot be pipeline stages; empty if they can. It is tested on one sample if a
-    batch can be split.
+    """Return the reason why the blocks cannot be pipeline stages; empty if they can. If the batch can be split, the
+    test uses a single sample.
     """
     if len(blocks) < 2 or job.workload.has_custom_step:
         return ""
@@ -252,7 +252,8 @@ def _shard_units(job: TrainingJob) -> dict[str, UnitFacts]:
 
 
 class _UnalignedProducts:
-    """Counter of linear layers' matmuls that padding to a multiple of 8, or further to one of 64, would change.
+    """Counter of the matmuls that would change if linear layers were padded to multiples of 8, or further to multiples
+    of 64.
 
     Attributes:
         layers: Number of these layers, by multiple.
@@ -412,7 +413,9 @@ class _AttentionSeen:
 
 
 def look_at_optimizer(job: TrainingJob) -> OptimizerFacts:
-    """Return the implementation that the user's optimizer runs, and all that its class offers."""
+    """Return the implementation that the user's optimizer runs, such as `foreach` or `fused`, and all implementations
+    that its class offers.
+    """
     import inspect
 
     optimizer = job.optimizer

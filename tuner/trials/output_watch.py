@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
 
 MOST_ELEMENTS = 2**26
-"""Maximum number of elements of a recomputed module's parameters, inputs and outputs: 256 MiB in FP32."""
+"""Maximum number of elements in a recomputed module's state, inputs and outputs together: 256 MiB in FP32."""
 
 
 class OutputWatch:
@@ -152,8 +152,8 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _is_other(value: Any) -> bool:
-    """Say whether a value is a leaf: all but lists, tuples and plain dicts, because other containers cannot be
-    rebuilt.
+    """Say whether a value is treated as a leaf: anything but a list, a tuple or a plain dict, because other containers
+    cannot be rebuilt.
     """
     return not isinstance(value, list | tuple) and type(value) is not dict
 

@@ -93,13 +93,13 @@ class ReferenceRequest(Record):
     bias_corrections: bool = False
     """True if candidates may compute the update's bias corrections in FP32."""
     eager: bool = False
-    """True if nothing is compiled. Compilation rounds differently, which the tolerances of candidates cover, and
-    disturbed runs would compile the model again each time.
+    """True to run the reference uncompiled: the tolerances of candidates cover the different rounding of compiled code,
+    and disturbed runs would otherwise compile the model again each time.
     """
     memory_limit_bytes: int | None = None
     environment_variables: dict[str, str] = {}  # noqa: RUF012 (a struct copies its defaults)
     own_roundoff: float = 0.0
-    """Unit roundoff of the arithmetic of `choices`."""
+    """Unit roundoff of the arithmetic of the reference's own configuration (`choices`)."""
     twin_s: float | None = None
     """Maximum seconds for all runs of the reference's twin (the same training in FP32) together; None without a limit.
     """
@@ -220,8 +220,8 @@ def _scatter(first: _Run, seeds: Sequence[_Run]) -> Scatter | None:
 
 
 def draws_masks(num_ranks: int) -> bool:
-    """Say whether masks are drawn in steps from the initial parameters. Only with one rank can a candidate be reset to
-    these.
+    """Say whether masks are drawn in steps that each begin from the initial parameters. This requires a single rank:
+    with several, a candidate cannot be reset to these parameters.
     """
     return num_ranks == 1
 

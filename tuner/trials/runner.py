@@ -246,7 +246,9 @@ class LocalRunner:
             ) from None
 
     def task(self, entry: str, request: Any) -> bytes:
-        """Run an entry other than a trial ("train") on the study's ranks and return its answer (MessagePack)."""
+        """Run an entry that is not a trial (such as "train") on the study's ranks, and return its answer in
+        MessagePack.
+        """
         return self._task(entry, request, num_ranks=self._num_ranks)
 
     def _task(self, entry: str, request: Any, variables: Mapping[str, str] | None = None, num_ranks: int = 1) -> bytes:
@@ -416,8 +418,8 @@ class LocalRunner:
                 job.failure = Failure(kind=FailureKind.INFRASTRUCTURE, phase=job.phase, message=str(error))
 
     def fits_together(self, peaks_bytes: Sequence[int]) -> bool:
-        """Say whether trials with these peak memories (each of the rank that uses the most memory) can run at the same
-        time, with a margin.
+        """Say whether trials with these memory peaks can run at the same time, with a margin. A trial's peak is that of
+        its rank that uses the most memory.
 
         On a CPU, all ranks of all trials share the memory; each device has its own memory, in which every process has a
         context beside its tensors.

@@ -68,8 +68,8 @@ class Scratch:
             (self.path / _headers_of(user or getpass.getuser())).symlink_to(shared)
 
     def give_to(self, uid: int, headers: Path | None) -> None:
-        """Give another user write access to the directory, and replace its links to shared precompiled headers by links
-        to that user's own, if there are any.
+        """Give another user write access to the directory. Replace the links in it to shared precompiled headers by
+        links to that user's headers; if that user has none, only remove the links.
         """
         os.chown(self.path, uid, uid)
         for link in self.path.glob("torchinductor_*"):

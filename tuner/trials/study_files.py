@@ -34,7 +34,9 @@ class StudyFiles:
     directory: Path
 
     def make_folders(self) -> None:
-        """Create the folders that trials write, so that they can be given to the trials' user in advance."""
+        """Create the folders into which trials write, so that these folders can be given to the trials' user in
+        advance.
+        """
         for folder in (self.logs, self.compile_cache, self.compiler_headers):
             folder.mkdir(exist_ok=True)
 

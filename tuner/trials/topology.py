@@ -108,7 +108,7 @@ def probe_links(request: TopologyRequest, coordinator: Coordinator, device: torc
 
 
 def _scopes(hardware: HardwareProfile) -> dict[str, _Scope]:
-    """Return the links to be timed. If hosts have different numbers of ranks, it is only the link between all ranks."""
+    """Return the links to be timed; if hosts have different numbers of ranks, only the link between all ranks."""
     import torch.distributed as dist
 
     hosts = members_of(host_of_ranks())

@@ -62,9 +62,9 @@ from steptune.tuner.workloads.workload import Workload
 WORKER_DEATH_S = 1.0
 """Maximum seconds to wait for the exit status of a loader worker after the connection to it broke."""
 TOP = 10
-"""Maximum number of kernels, and of idle gaps, from a profile that the trial's result contains."""
+"""Maximum number of a profile's kernels, and of its idle gaps, that the trial's result includes."""
 KEPT = 200
-"""Maximum number of kernels, and of idle gaps, from a profile that the file for result pages contains."""
+"""Maximum number of a profile's kernels, and of its idle gaps, that the file for result pages includes."""
 
 
 class UserClock:
@@ -262,7 +262,7 @@ class TrialRun:
 
     def _compile_ns(self, warmth: WarmUp) -> int:
         """Return the time that compilation and CUDA graph capture take: the excess of the first steps over steady ones.
-        With a guard, the first steps belong to it.
+        If the guard runs, its steps are the first ones.
         """
         plan = self._job.plan
         if not (plan.block_compilation or plan.whole_compilation or plan.step.captured):

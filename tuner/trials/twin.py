@@ -91,8 +91,8 @@ def audit(
     protocol: Protocol,
     disturb: Disturbance | None = None,
 ) -> GradientWatch:
-    """Run the audit steps of the guard's protocol (its first step if it has none), each from the initial parameters.
-    Disturb the parameters if requested, and add noise to untrained copies of parameters.
+    """Run the audit steps of the guard's protocol, or one step on the first batch if it has none; each begins from the
+    initial parameters. Disturb the parameters if requested, and add noise to untrained copies of parameters.
     """
     import torch
 

@@ -299,7 +299,9 @@ def _is_plain(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as a plain number for JSON: a recorded update keeps its learning rate in a tensor."""
+    """Return an option's value for JSON, with tensors as plain numbers: an update in a CUDA graph keeps its learning
+    rate in a tensor.
+    """
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
     return value.item() if hasattr(value, "item") else value

@@ -156,8 +156,8 @@ class Watch:
         )
 
     def _disk(self, phase: Phase) -> Failure | None:
-        """Return the failure for exceeded disk space. Files are counted first, and again when free space has fallen by
-        a tenth of the quota.
+        """Return the failure for exceeded disk space, or None. Count files at the first check, and again only after
+        free space or free inodes have fallen by a tenth of the quota.
         """
         free = [_free(directory) for directory in self._directories]
         allowed = self._quota.disk_bytes, self._quota.num_files

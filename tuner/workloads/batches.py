@@ -120,7 +120,9 @@ class EndlessBatches:
         return self._next * self.merged
 
     def first_pool(self) -> tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]:
-        """Return the batches of the first pool, and the batches in the user's order that contain the same samples."""
+        """Return the first pool's batches, and the user's original batches that contain the same samples. A pool is a
+        group of batches within which samples are rearranged.
+        """
         return self.batches[: self.pool], self.original[: self.pool * self.merged]
 
     @property

@@ -110,7 +110,7 @@ def _today(workload: Workload, place: str, name: Any) -> Scalar:
 
 
 def _is_plain(value: Any) -> bool:
-    """Say whether a record can hold a value; NumPy's numbers are of other types."""
+    """Say whether a record can hold a value: a bool, an int, a finite float, a string or None, but no NumPy number."""
     return type(value) in (bool, int, str, type(None)) or (type(value) is float and math.isfinite(value))
 
 

@@ -119,7 +119,7 @@ class Experts(nn.Module):
 
 
 class ExpertLayer(nn.Module):
-    """Mixture-of-experts layer, as the module describes it.
+    """Mixture-of-experts layer: a router sends each token to one or two experts, which are feed-forward networks.
 
     Attributes:
         expert_implementation: "looped" or "batched".

@@ -185,8 +185,8 @@ def focal_loss(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
 
 
 def box_loss(predicted: torch.Tensor, wanted: torch.Tensor, stride: torch.Tensor) -> torch.Tensor:
-    """Compute the box loss of every point. Offsets are in units of the stride, and yaws are compared by the sine of
-    their difference, which another output complements with the direction.
+    """Compute the box loss of every point. Offsets are in units of the stride. Yaws are compared by the sine of their
+    difference, which cannot tell opposite directions apart; another output predicts the direction.
     """
     offset = wanted[:, :2] / stride[:, None]
     yaw_difference = torch.sin(predicted[:, 6:7] - wanted[:, 6:7])

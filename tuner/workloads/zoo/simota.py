@@ -24,9 +24,9 @@ from dataclasses import dataclass
 import torch
 
 ANCHOR_RATIO = 4.0
-"""Maximum ratio of the widths, and of the heights, of a box and an anchor that fits it."""
+"""Maximum ratio, in width and in height, between a box and an anchor shape that fits it."""
 NEIGHBOUR = 0.5
-"""Distance, in cells: neighbouring cells whose edge is closer than this to a box's centre are candidates too."""
+"""Maximum distance, in cells, between a box's centre and the edge of a neighbouring cell that is a candidate too."""
 TOP_OVERLAPS = 10
 OVERLAP_WEIGHT = 3.0
 _EPSILON = 1e-8

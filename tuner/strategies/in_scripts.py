@@ -1,4 +1,4 @@
-"""Application of a candidate in a training script's own loop, as each strategy defines it."""
+"""Application of a candidate to a training script with its own loop; each strategy defines how to apply its choice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def outside_of(
     script: ScriptFacts,
     strategies: Sequence[Strategy] = STRATEGIES,
 ) -> dict[str, Outside]:
-    """Return the application of each choice of a candidate, by strategy.
+    """Return, by strategy, how each choice of a candidate is applied in the script.
 
     Args:
         choices: The complete choice of every strategy.

@@ -21,7 +21,7 @@ WAITS = "called a synchronizing CUDA operation"
 """Text of torch's error when an operator waits for the device although waiting is forbidden."""
 
 MASKS = "transformers/masking_utils.py"
-"""Source file in transformers that computes masks; attention with the `is_causal` flag does not need it."""
+"""Source file in transformers that computes masks, which attention with the `is_causal` flag does not need."""
 
 _READS = re.compile(r"aten::(_local_scalar_dense|item|is_nonzero|equal|allclose)\b")
 _SHAPES = re.compile(

@@ -44,7 +44,8 @@ WARM_UP_STEPS = 3
 MAX_RECORDINGS = 4
 """Maximum number of recordings, one per batch signature. It is limited because each recording keeps its own memory."""
 PAYS_AFTER_STEPS = 100
-"""Number of replays per change of the optimizer's options that another recording needs to be worth its time.
+"""Minimum mean number of replays per change of the optimizer's options at which recording the step again is worth its
+time.
 
 The first change is free: an option set only once does not come from a scheduler.
 """
@@ -52,7 +53,7 @@ The first change is free: an option set only once does not come from a scheduler
 Key = tuple[Any, ...]
 
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None), enum.Enum)
-"""Types of non-tensor leaves of a batch that a graph may contain; each distinct value needs a recording."""
+"""Types of non-tensor leaves that a recorded batch may contain; each distinct value needs a separate recording."""
 
 
 class CapturedStep(HostStep):
@@ -192,7 +193,9 @@ class CapturedStep(HostStep):
         self._mode = mode
 
     def _options_changed(self) -> bool:
-        """Say whether the recorded step has outdated options. If they change too often, stop recording the update."""
+        """Say whether the optimizer's options have changed since they were recorded. If they change too often, stop
+        recording the update.
+        """
         if self.host_options:
             return False
         before, self._options = self._options, self._read_options()
@@ -355,7 +358,7 @@ class _Recording:
 
 
 def make_capturable(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """Make an optimizer keep its step count on the device, before its first step. On a CPU nothing changes.
+    """Make an optimizer that has not stepped yet keep its step count on the device. On a CPU nothing changes.
 
     Raises:
         CaptureError: The optimizer does not support this.
@@ -427,7 +430,7 @@ def _named_leaves(batch: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _changes(signatures: Sequence[Key]) -> str:
-    """Return why these batches would need an unlimited number of recordings."""
+    """Return the reason why these batches would need an unlimited number of recordings, and the remedy."""
     shapes = [f"[{', '.join(found[0] for _, found in leaves if len(found) > 1)}]" for leaves in signatures]
     seen = ", ".join(dict.fromkeys(shapes))
     if len(set(shapes)) > 1:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 IMPLEMENTATION = "causal_sdpa"
 MASKED = "sdpa"
-"""Name that transformers gives to the same attention with masks."""
+"""Name of the implementation in transformers that computes the same attention with masks."""
 GIVEN = ("position_ids", "past_key_values", "token_type_ids", "mm_token_type_ids")
 """Arguments, apart from masks, whose presence in a call indicates more than plain causal sequences."""
 WINDOWS = ("sliding_window", "attention_chunk_size")

@@ -53,8 +53,7 @@ def compile_in_place(module: torch.nn.Module, mode: str, dynamic: bool | None) -
 
 
 def compile_apart(what: str) -> None:
-    """Use separate caches for everything compiled from here on: add to the caches' keys a setting that is missing
-    there.
+    """Use separate caches for everything compiled from here on, by adding to the caches' keys a setting that they lack.
 
     Which back end `scaled_dot_product_attention` calls is decided when a graph is traced, and is no part of the keys of
     AOTAutograd's and Inductor's caches: without this a candidate gets the back end that another one was compiled with.

@@ -215,8 +215,8 @@ Form = Whole | Sparse | Half | Blocks
 
 
 def relu_mask(output: torch.Tensor) -> torch.Tensor:
-    """Return packed bits (ceil(n / 8),), set where a ReLU passes the gradient on. As in `threshold_backward`, it does
-    so for NaN.
+    """Return packed bits (ceil(n / 8),), set where a ReLU passes the gradient on, also at NaN, as in
+    `threshold_backward`.
     """
     return pack_bits(~(flattened(output) <= 0))
 

@@ -243,8 +243,8 @@ class _Feed:
 
     @contextmanager
     def _generators_apart(self) -> Iterator[None]:
-        """While the context is active, draw random numbers from where the last guess ended; then restore the process's
-        generators.
+        """Run the context with the random generators in the state in which the last guess left them; then restore the
+        process's own state.
         """
         ours = generator_states()
         set_generators(self._apart)

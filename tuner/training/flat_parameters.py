@@ -120,8 +120,8 @@ class FlatParameters(ParameterLayout):
             yield from buffers
 
     def _numbers(self) -> dict[int, int]:
-        """Return the number of each parameter in torch's state dict, which counts through all groups. Keys are the
-        identities of the parameters.
+        """Return each parameter's number in torch's state dict, where numbering continues across groups; keys are the
+        parameters' `id`s.
         """
         parameters = (p for group in self.order for p in group)
         return {id(p): number for number, p in enumerate(parameters)}

@@ -265,8 +265,8 @@ class TrainingJob:
         return state
 
     def optimizer_state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's state in the form that the user's own optimizer would have, however the job runs the
-        update.
+        """Return the optimizer's state in the form in which the user's own optimizer would return it, however the job
+        runs the update.
 
         It has one entry per parameter, the flags of the user's own implementation, step counts on the CPU, and tensors
         in the layout of the user's parameters.

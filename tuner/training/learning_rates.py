@@ -53,8 +53,8 @@ class LearningRates:
 
 
 def _reads_tensor(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
-    """Say whether an optimizer reads a group's learning rate as a tensor. Fused updates do, and so does Adam, except
-    for a multi-tensor update that is not capturable.
+    """Say whether an optimizer reads a group's learning rate as a tensor: every fused update does, and so does Adam,
+    unless its update is multi-tensor and not capturable.
     """
     import torch
 

@@ -175,7 +175,7 @@ def _flags(optimizer: torch.optim.Optimizer, implementation: str | None) -> dict
 
 
 def _check_dense(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse parameters with holes in their memory, which a fused update would ignore."""
+    """Refuse parameters with gaps between their elements in memory; a fused update would not skip the gaps."""
     for parameter in (p for group in optimizer.param_groups for p in group["params"]):
         if not hasattr(parameter, "to_local") and not is_dense(parameter):
             raise UnsupportedError(

@@ -31,7 +31,7 @@ class ParameterLayout:
     has_every_value: bool = True
 
     def shared_batch(self, batch: Any) -> Any:
-        """Return the batch that this rank computes on, given its own share."""
+        """Return the batch that this rank computes on, from the share that it loaded."""
         return batch
 
     # --- gradients ----------------------------------------------------------------------------
@@ -76,7 +76,7 @@ class ParameterLayout:
     # --- state --------------------------------------------------------------------------------
 
     def whole(self, value: Any) -> Any:
-        """Return a structure of tensors in which every tensor is whole."""
+        """Return a structure of tensors in which sharded tensors are gathered."""
         return value
 
     def state(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -95,7 +95,7 @@ class ParameterLayout:
             yield name, self.whole(parameter.detach())
 
     def groups(self, optimizer: torch.optim.Optimizer) -> list[list[torch.nn.Parameter]]:
-        """Return the user's parameters of each of the optimizer's groups."""
+        """Return the user's parameters in each group of the optimizer."""
         return [group["params"] for group in optimizer.param_groups]
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -105,7 +105,8 @@ class ParameterLayout:
     def whole_optimizer_state(
         self, state: dict[str, Any], optimizer: torch.optim.Optimizer, names: Sequence[str]
     ) -> tuple[dict[str, Any], Sequence[str]]:
-        """Return the state as the user's optimizer would have it, and the parameter names in its order.
+        """Return the optimizer state in the form that the user's optimizer would return, and the parameter names in the
+        order of that state.
 
         Args:
             names: Names of this rank's parameters.

@@ -37,7 +37,8 @@ def merge(batches: Iterable[Sequence[int]], factor: int, *, keep_rest: bool) -> 
 
 
 def balance_pool(batches: Sequence[Sequence[int]], length: LengthOf, num_ranks: int, seed: int) -> list[Indices]:
-    """Regroup the samples of a pool into batches of the same sizes and similar lengths, in random order.
+    """Regroup the samples of a pool into batches of the same sizes as before, each with samples of similar length, in
+    random order.
 
     A smaller batch remains the last one.
     """

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 FP32_ROUNDOFF = 2.0**-24
 POWER_ROUNDOFFS = 4.0
-"""Maximum error of a power of beta computed on a device, in unit roundoffs. On a CPU it was 1.5 after five steps;
-rounding beta itself contributes a part that grows with the steps.
+"""Maximum error of a power of Adam's beta computed on a device, in unit roundoffs. On a CPU it was 1.5 after five
+steps; rounding beta itself contributes a part that grows with the number of steps.
 """
 TOWARDS_NEIGHBOUR = 1.25
 """Relative change of a number, in unit roundoffs, after which it rounds to a neighbouring number. The change is 0.5 to
@@ -112,7 +112,7 @@ class Disturbance:
             return map_structure(self, output)
 
         def prepared(hook: Callable[..., Any]) -> Callable[..., Any]:
-            """Return a hook at which a graph ends: it has no generator of its own."""
+            """Return the hook, excluded from torch.compile's graphs, which cannot contain its random generator."""
             dynamo = sys.modules.get("torch._dynamo")
             return hook if dynamo is None else dynamo.disable(hook)
 

@@ -74,7 +74,7 @@ class AttentionMask(Strategy):
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
         """Return the expected saving: the time that attention saves without a mask, if the model is compiled as a
-        whole. Otherwise almost nothing is saved, because the library then omits the mask by itself.
+        whole. Otherwise almost nothing is saved, because the transformers library then omits the mask by itself.
         """
         compiled = situation.choices.get(CompileSetting.strategy, {})
         if compiled.get("mode") is None or compiled.get("scope") != "whole":

@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 
 
 SETTING_UP_S, KIND_S, BLOCK_S, MODEL_S = 8.0, 3.5, 1.8, 52.0
-"""Seconds of a first compilation on a host with 16 cores: a fixed part; the first block of each kind; each further
-block, if the whole model is compiled; and a whole model without repeated blocks. The two parts per block are needed
-once per training mode.
+"""Seconds of a first compilation on a host with 16 cores, in this order: a fixed part; the first block of each kind;
+each further block, if the whole model is compiled; a whole model without repeated blocks. The two parts per block are
+needed once per training mode.
 """
 AUTOTUNING = 4.0
 """Factor by which autotuning (choosing kernels by timing them) lengthens all parts but the fixed one."""

@@ -57,7 +57,7 @@ WITHOUT_WORKERS_PART = 0.9
 sample.
 """
 SHORT_EPOCH_STEPS = 1000
-"""Maximum number of steps of an epoch for which loading the next epoch ahead is worth a trial."""
+"""Maximum length of an epoch, in steps, at which loading the next epoch ahead is worth a trial."""
 PINNED_PART = 0.5
 """Share of the time spent on copies and on waiting for them that pinned memory is expected to save."""
 
@@ -172,9 +172,9 @@ class DataLoading(Strategy):
         return part * hidden + PINNED_PART * (self.bound(situation, choice) - best)
 
     def _hidden_at_most(self, situation: Situation, choice: Choice) -> float:
-        """Return an upper bound of the share of the step that a loader hides. Without workers, it is the time spent on
-        starting today's workers and waiting for them, because the loading time of a batch is then not known well
-        enough.
+        """Return an upper bound of the share of the step that a choice hides. If the choice drops the current workers,
+        this is all the time spent on starting them and waiting for them, because the loading time of a batch in the
+        main process is not known well enough.
         """
         if choice["num_workers"]:
             return pipelined_input(situation, int(choice["num_workers"]))

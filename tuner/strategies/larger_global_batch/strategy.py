@@ -98,8 +98,8 @@ class LargerGlobalBatch(Strategy):
         return {"factor": int(choice["factor"] or 1)}
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Return the maximum savings: time that is spent once per step, and compute time above the roofline, as far as
-        the additional samples share them. A step with n times the samples takes at least as long as a step today.
+        """Return the maximum savings of a step with n times the samples: 1 - 1/n of the time that is spent once per
+        step, and of the compute time above the roofline. Such a step takes at least as long as a step today.
         """
         more = int(choice["factor"] or 1) / int(situation.choices[self.name]["factor"] or 1)
         if more <= 1:

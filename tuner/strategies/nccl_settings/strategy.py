@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from steptune.tuner.training.plan import Plan
 
 OWN = "own"
-"""Value that stands for the user's own setting, if the strategy has no other value for that setting."""
+"""Value that stands for the user's own setting, if that is not one of the strategy's values."""
 VARIABLES = {
     "algorithm": "NCCL_ALGO",
     "protocol": "NCCL_PROTO",
@@ -55,12 +55,12 @@ which knows where it is safe.
 """
 SOCKETS = ("socket_threads", "sockets_per_thread")
 MAX_CHANNELS, MAX_PER_CHANNEL, MAX_SOCKETS = 64, 16, 64
-"""NCCL's maximum numbers: of channels; of threads, which is also that of sockets per thread; and of threads times
-sockets per thread.
+"""NCCL's maximum numbers: of channels; of threads, and likewise of sockets per thread; and of sockets per connection
+(threads times sockets per thread).
 """
 TCP_LIKELY = 0.5
-"""Probability that NCCL uses sockets on a network whose speed is known but whose kind is not. On InfiniBand and RoCE it
-uses none.
+"""Probability that NCCL uses sockets on a network of known speed but unknown kind. On InfiniBand and RoCE, NCCL uses no
+sockets.
 """
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved")
 PER_STAGE = (4, 2, 1)
-"""Numbers of micro-batches tried, per rank of the pipeline. The more micro-batches, the smaller the share of the step
+"""Numbers of micro-batches per pipeline rank that are tried. The more micro-batches, the smaller the share of the step
 in which the pipeline fills and drains.
 """
 

@@ -70,8 +70,8 @@ if TYPE_CHECKING:
 SIXTEEN_BITS = ("bfloat16", "float16")
 TF32_CAPABILITY = 8.0
 CASTS_PART, UPDATE_PART = 0.3, 0.4
-"""Expected savings, as shares: of element-wise time, which contains casts, and of the update, which reads and writes
-FP32.
+"""Expected savings: as a share of element-wise time, which contains casts; and as a share of the update's time, because
+the update reads and writes FP32.
 """
 
 
@@ -85,7 +85,7 @@ class Precision(Strategy):
     exchange_realisation = 0.1
 
     def completed(self, current: Mapping[str, Scalar]) -> Choice:
-        """Complete a 16-bit level without a dtype by bfloat16, the default of autocast on CPUs and newer GPUs.
+        """Use bfloat16, autocast's default on CPUs and newer GPUs, for a 16-bit level without a dtype.
 
         Raises:
             ChoiceError: The choice names a dtype, but its level has none.
@@ -199,8 +199,8 @@ class Precision(Strategy):
         return {"dtype": choice["dtype"], "tf32": choice["level"] == "tf32"}
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Return the maximum savings: matmuls at the dtype's measured peak, and all of the other compute, which may
-        take half the time or less.
+        """Return the maximum savings: matmuls run at the dtype's measured peak; with a 16-bit dtype, all other compute
+        counts as saved entirely, because it may take half the time or less.
         """
         dtype = arithmetic(situation, **self.computation(choice))
         products = at_roofline(situation, Category.MATMUL, Category.ATTENTION, dtype=dtype)

@@ -172,8 +172,9 @@ class Sharding(Strategy):
         return jointly(without(situation, Category.COMMUNICATION), _saved_beside(situation, choice))
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Return the expected saving: from the bytes sent, if the links are known, and a usual share of the rest.
-        Offloading to the CPU saves only memory, because data is copied there and back.
+        """Return the expected saving: communication time saved, computed from the bytes sent, and a usual share of the
+        other savings; None if the cost of communication is unknown. Offloading to the CPU saves only memory, because
+        data is copied there and back.
         """
         if choice["cpu_offload"]:
             return 0.0

@@ -1,4 +1,6 @@
-"""Base classes of gradient compression, which averages gradients over ranks but sends fewer bytes than they have."""
+"""Base classes of gradient compression, which averages gradients over ranks and sends fewer bytes than the gradients
+contain.
+"""
 
 from __future__ import annotations
 

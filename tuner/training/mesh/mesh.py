@@ -237,7 +237,8 @@ class Mesh(ParameterLayout):
     def whole_optimizer_state(
         self, state: dict[str, Any], optimizer: torch.optim.Optimizer, names: Sequence[str]
     ) -> tuple[dict[str, Any], Sequence[str]]:
-        """Return the whole optimizer state, on the CPU, and the parameter names in its order; every rank must call it.
+        """Return the whole optimizer state, on the CPU, and the parameter names in the order of that state; every rank
+        must call it.
 
         The state is that of an optimizer over whole parameters; every rank gets all of it.
         """

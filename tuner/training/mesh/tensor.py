@@ -99,8 +99,8 @@ def splits_of(blocks: Sequence[torch.nn.Module]) -> list[Split]:
 
 
 def shareable_units(blocks: Sequence[torch.nn.Module]) -> tuple[int, str]:
-    """Return the number that the degree of tensor parallelism must divide, and ""; if nothing can be sharded, return 0
-    and the reason.
+    """Return the number that the degree of tensor parallelism must divide, and an empty string; if nothing can be
+    sharded, return 0 and the reason.
     """
     try:
         return math.gcd(*(split.units for split in splits_of(blocks))), ""

@@ -55,8 +55,8 @@ _BELONGS_TO: Mapping[str, str | None] = {
     "nesterov": "momentum",
     "dampening": "momentum",
 }
-"""Option that owns each of these options. An option may be dropped only together with its owner; None means that it may
-never be dropped.
+"""Owner of each option: an option may be dropped only together with the option that owns it, and never if its owner is
+None.
 """
 
 

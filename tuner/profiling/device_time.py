@@ -26,7 +26,7 @@ def device_rows(capture: Capture, device: int) -> Ints:
 
 
 def device_time(capture: Capture, device: int) -> tuple[Segments, Gaps]:
-    """Return segments that tile the steps, and the gaps among them."""
+    """Return segments that tile the steps, idle time included, and the idle gaps with their causes."""
     span, work = capture.steps.span, capture.trace.work
     rows = device_rows(capture, device)
     category = capture.category[rows]

@@ -41,8 +41,8 @@ from steptune.tuner.strategies.registry import strategies_for
 BAD_CAPTURE = "bad_capture"
 """Name of the rule whose findings state why a capture cannot be trusted."""
 NOTABLE = 0.01
-"""Minimum amount, as a share of the step, by which a gain with the other causes present must exceed the gain without
-them to be reported.
+"""Minimum excess, as a share of the step, of a finding's gain while the other causes remain over its gain once they are
+removed; a smaller excess is not reported.
 """
 RULES: tuple[Rule, ...] = (
     *INPUT_RULES,
@@ -59,7 +59,7 @@ SUBJECTS: Mapping[str, Subject] = {
 }
 """Categories and replayed cause of every rule."""
 UNKNOWN_PROBLEM = "profile again with more warm-up and less detail"
-"""Advice if an older record does not name the problem of its capture."""
+"""Advice for a bad capture whose problem is unknown, as in older records."""
 
 
 def diagnose(evidence: Evidence) -> tuple[Finding, ...]:

@@ -21,9 +21,10 @@ RECURRING = 0.6
 the steps with stalls.
 """
 UNPACED = 0.3
-"""Maximum share of stalls and of waits for batches in the time that the device waits for the host, for the step to
-count as paced by dispatch. In launch-bound steps the longest 1 % of the gaps are 8 to 12 % of that time; for a rank
-that sleeps, 52 and 58 %.
+"""Maximum share of stalls and batch waits in the time that the device waits for the host, for a step to count as paced
+by dispatch.
+
+In launch-bound steps the longest 1 % of the gaps are 8 to 12 % of that time; for a rank that sleeps, 52 and 58 %.
 """
 
 

@@ -80,8 +80,8 @@ KERNEL_DTYPES = (
 )
 """Dtypes by a substring of a kernel's name; the first match counts. A name without a match has an unknown dtype."""
 MOST = 0.5
-"""Minimum share of the matmul time whose dtype must be known, and minimum share of that known time that a dtype must
-take to be reported.
+"""Minimum share of the matmul time with a known dtype for a dtype to be reported, and minimum share of this known time
+that the reported dtype takes.
 """
 CONVERSIONS = r"nchwToNhwc|nhwcToNchw"
 CHANNELS_LAST = r"nhwc"
@@ -269,7 +269,9 @@ def _recorded_dtype(capture: Capture) -> str:
 
 
 def _faster_dtypes(trace: Trace, device: int | None, texts: Iterable[str]) -> tuple[str, ...] | None:
-    """Return the faster dtypes of the device's architecture; None if the trace does not state the architecture."""
+    """Return the dtypes whose matmuls are faster than FP32 on the device's architecture; None if the trace does not
+    state the architecture.
+    """
     if device is None:
         return None
     known = next((d for d in trace.devices if d.number == device), None)

@@ -20,13 +20,15 @@ REPLAY_MARGIN = 0.02
 simulated pairs have a smaller error (benchmarks/replay.py).
 """
 AS_LARGE = 1.05
-"""Minimum ratio of speed-ups, from removing launches against removing a cause at a single place, for launches to come
-first: launches cost time throughout the step.
+"""Minimum ratio of the speed-up from removing launches to the speed-up from removing another cause, for launches to be
+listed first.
+
+The cost of launches is spread over the step; other causes act at a single place.
 """
 SPREAD_OUT = ("launch_bound",)
 LATE_RULE = "rank_skew"
 ASIDE = "aside"
-"""Evidence key of a finding that is to be addressed after another finding, whatever the gains of the two."""
+"""Evidence key of a finding that is to be addressed after another finding, even if its own gain is larger."""
 REMOVED_FIRST = ("host_stall", "input_bound")
 """Rules whose causes are removed before the cost of launches is addressed."""
 BESIDE = "beside_others"

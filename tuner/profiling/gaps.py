@@ -25,8 +25,7 @@ USUAL_LATENCY_NS = 10_000
 """Default latency of a launch into an empty queue, for traces that show none."""
 LATENCY_RANGE_NS = (2_000, 50_000)
 LATENCY_QUANTILE = 0.9
-"""Quantile of the delays of launches into an empty queue that is used as the launch latency: nothing can block such a
-launch.
+"""Quantile used as the launch latency, taken over the delays of launches into an empty queue, which nothing can block.
 """
 
 NO_ROW = -1

@@ -82,8 +82,8 @@ def rows_before(capture: Capture, device: int, time: Ints) -> Ints:
 
 
 def dominant_categories(gaps: Gaps, numbers: Ints) -> Ints:
-    """Return, for each gap, the `PRIORITY` number of the category with the largest part of the gap; for ties, the first
-    in that order.
+    """Return, for each gap, the `PRIORITY` number of the category with the largest part of the gap; if categories tie,
+    the smallest number.
     """
     place = np.full(len(gaps.start), NO_ROW, dtype=np.int64)
     place[numbers] = np.arange(len(numbers))

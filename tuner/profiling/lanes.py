@@ -80,8 +80,8 @@ def lanes_of(capture: Capture, segments: Mapping[str, Segments], max_cells: int 
 
 
 def merged(spans: Spans, max_cells: int) -> Spans:
-    """Merge neighbouring cells shorter than a width: the smallest width that leaves at most `max_cells` cells. If even
-    one cell per category is too many, everything is merged at the largest width.
+    """Merge neighbouring cells shorter than a width, which grows until at most `max_cells` cells are left. If even one
+    cell per category is too many, everything is merged at the largest width.
     """
     if len(spans) <= max_cells:
         return spans

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from steptune.tuner.trace_records import ModuleDifference, ModuleStats, TraceAnalysis
 
 MORE = 1.05
-"""Minimum ratio between the two runs, of counts or of numbers of bytes, for a change to be reported."""
+"""Minimum ratio of one run's count, or number of bytes, to the other run's for a change to be reported."""
 NUM_NAMED = 2
 """Maximum number of kernels that the description of a change names for each of the two runs."""
 LONGEST_NAME = 60

@@ -1,4 +1,4 @@
-"""Operator calls of all host threads: own time, nesting, and the device operations that each launched."""
+"""Operator calls of all host threads: self time, nesting, and the device operations that each launched."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def _is_compressed(path: Path) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class _Tracks:
-    """Tracks of one device, shown in Perfetto as one process, with the shift of its clock."""
+    """Tracks of one device, shown in Perfetto as one process, with the shift of the device's clock."""
 
     pid: int
     shift_ns: int

@@ -252,8 +252,8 @@ def _seen(capture: Capture, device: str, totals: dict[str, int], unprofiled_step
 
 
 def _missing(capture: Capture) -> tuple[float, int, int]:
-    """Return the share of the operations launched inside the steps that the trace lacks, and two counts: graph replays
-    that lost operations, and all graph replays.
+    """Return the share of operations missing from the trace, among those launched inside the steps, and two counts:
+    graph replays that lost operations, and all graph replays.
     """
     trace, (low, high) = capture.trace, capture.steps.span
     calls = trace.host_rows(LAUNCH_CALLS, Kind.RUNTIME)

@@ -137,7 +137,7 @@ def _same_moment(group: Matched, notes: list[str]) -> Matched:
 
 
 def _keys(calls: CollectiveCalls) -> dict[_Key, int]:
-    """Return the index of each call under a key that is the same on all ranks of the collective.
+    """Return the index of each call by a key that identifies its collective on all ranks.
 
     Keys are (process group, sequence number, -1, count of earlier ones) or (process group, -1, step, count of earlier
     ones).

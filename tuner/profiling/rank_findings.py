@@ -13,7 +13,8 @@ from steptune.tuner.records import CollectiveStats, Finding, Replay
 from steptune.tuner.trace_records import RankWait
 
 SKEW_THRESHOLDS = (0.02, 0.05, 0.15)
-"""Minimum shares of the step, by severity, for the longest wait for a late rank (chosen by us)."""
+"""Minimum share of the step that the longest wait for a late rank takes, for each severity; the values are our choice.
+"""
 MOST_NAMED = 3
 """Maximum number of process groups whose names are listed."""
 ON_TIME = 0.75

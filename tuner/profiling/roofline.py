@@ -144,7 +144,7 @@ def _above(time_ns: float, floor_ns: float) -> float:
 def _operators(
     capture: Capture, groups: CallGroups, modules: Modules, floors: Floors, top: int
 ) -> tuple[RooflineRow, ...]:
-    """Return operators by name and shapes; those that exceed their least time the most come first."""
+    """Return operators by name and shapes; those that exceed their minimum possible time the most come first."""
     rows = groups.row[~np.isnan(floors.of_call_ns[groups.row])]
     group_of = np.full(len(capture.trace.host), -1, dtype=np.int64)
     group_of[groups.row] = groups.group

@@ -11,7 +11,7 @@ from steptune.tuner.wording import milliseconds
 
 STALL_RULE = "host_stall"
 STALL_THRESHOLDS = (0.02, 0.05, 0.15)
-"""Minimum shares of the step, by severity, for host time in stalls (chosen by us)."""
+"""Minimum share of the step that host time in stalls takes, for each severity; the values are our choice."""
 
 
 def diagnose_stalls(evidence: Evidence) -> Finding | None:

@@ -14,8 +14,8 @@ UPDATES = r"^Optimizer\.step#"
 LEAST_UPDATES = 3
 """Minimum number of parameter updates from which two steps can be recognised."""
 ALIKE = 0.9
-"""Minimum agreement of the numbers of host events in two intervals between updates, as a share, for both to count as
-the same part of the training loop.
+"""Minimum similarity (1 minus the relative difference) of the numbers of host events in two intervals between updates
+for both intervals to count as the same part of the training loop.
 """
 COMPLETE = 0.8
 """Minimum device work of the last step, as a share of the other steps': with less, the end of the capture cut it off.
@@ -173,8 +173,8 @@ def _real_marks(trace: Trace, launches: Launches, marks: Ints) -> Ints:
 
 
 def _first_start(trace: Trace, launches: Launches, start: int, end: int) -> int:
-    """Return the start of the first step on the device: the end of work that was launched earlier, if all of that work
-    runs before the step's.
+    """Return the start of the first step on the device: the end of the work launched before the step, if all of that
+    work runs before the step's own; otherwise the step's start on the host.
     """
     work = trace.work
     real = work.kind != Kind.SYNC

@@ -76,7 +76,8 @@ def different_hardware(before: Environment | None, after: Environment | None) ->
 
 
 def _step_times(trial: TrialResult) -> list[float]:
-    """Return one value per window; the mean of the values is the total time divided by the number of all steps.
+    """Return one step time per window, weighted so that their mean is the total time divided by the number of all
+    steps.
 
     The scatter of the values is that of this ratio (Cochran, "Sampling Techniques", chapter 6): a window of few steps
     weighs less. For windows of equally many steps the values are their step times. Epoch restarts are included, as

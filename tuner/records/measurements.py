@@ -43,8 +43,8 @@ class InputActivity(Record):
     wait_ns: int
     """Time that the main thread spends in the loader's `next()`."""
     runnable_share: float
-    """Share of the time of the processes that make batches (for the main thread, of `wait_ns`) spent computing or
-    waiting for a core, not sleeping.
+    """Share of their time that the loader workers spend computing or waiting for a core rather than sleeping. Without
+    workers, the main thread's share of `wait_ns`.
     """
     read_bytes_per_s: float
     """Bytes per second read from storage; reads from the page cache are not counted."""

@@ -231,9 +231,11 @@ class Recommendation(Record):
     unproven_gain: Gain | None = None
     """Gain of the best finalist, if the confirmation proved no finalist faster; that finalist is not recommended."""
     unproven_candidate: Candidate | None = None
-    """The finalist of `unproven_gain`; None in older records."""
+    """Finalist whose gain is `unproven_gain`; None in older records."""
     search_interval: Interval | None = None
-    """Interval of the ratio of rates as the search's trials give it, if no confirmation was made."""
+    """Interval of the ratio of the candidate's rate to the baseline's, from the search's trials, if no confirmation was
+    made.
+    """
     no_time_for: tuple[str, ...] = ()
     """Parts of the study omitted because of an interrupt or the budget, each as a phrase."""
     needed_budget_s: float | None = None

@@ -32,7 +32,7 @@ from steptune.tuner.strategies.api import Outside
 from steptune.tuner.strategies.in_scripts import outside_of
 
 MOST_LINES = 15
-"""Maximum number of lines that a diff removes and adds."""
+"""Maximum number of lines that a diff changes: removed lines plus added lines."""
 LOADER = "loader."
 NEED_NOT_BE_SAID: dict[str, tuple[Scalar, ...]] = {
     "num_workers": (0,),

@@ -42,7 +42,9 @@ def _files(command: tuple[str, ...], folder: Path, places: Iterable[str]) -> dic
 
 
 def _lines(folder: Path, places: Mapping[str, str], files: Mapping[str, str]) -> dict[str, tuple[str, int]]:
-    """Return each place as a file and a position among the file's compared lines."""
+    """Return each place as a file and the index of its line among the file's compared lines, which are all except blank
+    lines and calls of Steptune.
+    """
     found = {}
     for name, place in places.items():
         path, _, rest = place.rpartition(":")

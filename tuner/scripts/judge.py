@@ -296,7 +296,7 @@ def _failed(name: str, detail: str, kind: str = "pointwise") -> GuardCheck:
 
 
 def _shape(steps: Sequence[Seen]) -> list[tuple[int, list[int]]]:
-    """Return the number of losses and the numbers of the optimizers that step, for each step."""
+    """Return, for each step, how many losses it computes and which optimizers step, by number."""
     return [(len(step["losses"]), [update["number"] for update in step["updates"]]) for step in steps]
 
 

@@ -28,9 +28,9 @@ NO_MESSAGES = {"KINETO_LOG_LEVEL": "99"}
 NO_RUNS = {"WANDB_MODE": "disabled"}
 """Environment variables that disable experiment trackers, because an inspection is not a run to report."""
 INTERRUPT_S = 8.0
-"""Seconds from an interrupt until the processes of a command that has not ended are killed."""
+"""Grace period after an interrupt, in seconds: processes of the command that have not ended by then are killed."""
 CHECK_S = 0.5
-"""Seconds between checks whether a command is to continue."""
+"""Seconds between two checks of whether a command is to continue."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +165,9 @@ def _temporary_folder() -> Iterator[Path]:
 
 
 def find_links_out(folder: Path) -> tuple[str, ...]:
-    """Return the names of a folder's entries that link to writable folders outside it, which a view does not cover."""
+    """Return the names of a folder's entries that link to writable folders outside it: a view of the folder does not
+    cover those.
+    """
     root = folder.resolve()
     links = [path for path in folder.iterdir() if path.is_symlink() and path.is_dir()]
     out = (path.name for path in links if not path.resolve().is_relative_to(root) and os.access(path, os.W_OK))

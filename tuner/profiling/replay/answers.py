@@ -43,7 +43,9 @@ MOST_ERROR = 0.05
 MOST_UNEXPLAINED = 0.05
 LEAST_KNOWN = 0.95
 MOST_DIFFERENCE = 0.02
-"""Maximum difference between a wait in the simulated steps and the same wait in all steps, as a share of the step."""
+"""Maximum difference between the mean time of a wait in the simulated steps and its mean time in all steps, as a share
+of the step.
+"""
 SYNCHRONISATION, STALLS, LOADER, INPUT, ALLOCATIONS, COPIES, LAUNCHES, DISPATCH, LATE_RANKS, ROOFLINE, EXTRA = (
     "synchronisation",
     "stalls",
@@ -107,8 +109,8 @@ def replay(graph: Graph, unprofiled_ns: float | None = None, *, workers: bool = 
 
 
 def _unprofiled(graph: Graph, level: float, unprofiled_ns: float | None) -> Graph:
-    """Return the graph as it would be without the profiler: its cost at the given level is subtracted, and batches come
-    at the pace of the unprofiled steps.
+    """Return the graph as it would be without the profiler: the profiler's cost at the given level is subtracted, and
+    batches come at the pace of the unprofiled steps.
     """
     graph = at_level(graph, level)
     return with_unprofiled_pace(graph, step_time_ns, unprofiled_ns) if unprofiled_ns else graph

@@ -28,8 +28,8 @@ EVENTS, ALL = 1.0, 2.0
 slower, too; the second is the maximum.
 """
 USUAL = 0.5
-"""Default level of the profiler's cost, used if the device sets the pace, so that the step does not depend on the
-level: recording an event then costs half its maximum.
+"""Default level of the profiler's cost, at which recording an event costs half its maximum. It is used if the device
+sets the pace, because the step time then does not depend on the level.
 """
 TOLERANCE = 0.015
 CLOSE = 0.002
@@ -118,12 +118,12 @@ def own_cost(graph: Graph, largest: Cost, most_ns: float) -> Cost:
 
 
 def at_level(graph: Graph, level: float) -> Graph:
-    """Return the graph from which the profiler's cost at a level is subtracted."""
+    """Return the graph with the profiler's cost at a level subtracted."""
     return calibrated(graph, cost_at(graph, level))
 
 
 def calibrated(graph: Graph, cost: Cost) -> Graph:
-    """Return the graph from which the given cost of the profiler is subtracted."""
+    """Return the graph with the given cost of the profiler subtracted."""
     chain = without_profiler(graph.chain, cost.event_ns)
     if cost.slowdown == 1:
         return replace(graph, chain=chain)

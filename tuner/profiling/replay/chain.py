@@ -33,7 +33,8 @@ RECORDED = (Kind.OPERATOR, Kind.ANNOTATION, Kind.RUNTIME, Kind.PYTHON)
 FEW_NODES = 2
 FEW_HOLDERS = 30
 HELD_TIMES = 2.0
-"""Maximum cost of recording an event, as a multiple of the own time of an operator that only calls another one."""
+"""Maximum cost of recording an event, as a multiple of the self time of an operator that only calls another operator.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +177,7 @@ def _silent(capture: Capture, threads: list[int], start: Ints, end: Ints) -> Flo
 
 
 def _recording_ns(capture: Capture, mine: npt.NDArray[np.bool_]) -> float:
-    """Return the maximum cost of recording an event, from operators that only call another one."""
+    """Return the maximum cost of recording an event, estimated from operators that only call another operator."""
     host = capture.trace.host
     rows = np.flatnonzero(mine & np.isin(host.kind, (Kind.OPERATOR, Kind.RUNTIME)) & (host.end > host.start))
     rows = rows[host.thread[rows] == capture.steps.thread]
@@ -217,8 +218,8 @@ def _batches(capture: Capture, threads: list[int], start: Ints, end: Ints, span:
 
 
 def _paced(capture: Capture, kind: Ints, length: Floats) -> tuple[float, Floats]:
-    """Return the time between two batches if loader workers set the pace (else 0), and the node lengths, in that case
-    without the waits for batches.
+    """Return the time between two batches and the node lengths without waits for batches, if loader workers set the
+    pace; otherwise 0 and the unchanged lengths.
     """
     batches = np.flatnonzero(kind == BATCH)
     workers = capture.trace.names_matching(r"_MultiProcess")[capture.trace.host.name[capture.regions.loader.rows]]

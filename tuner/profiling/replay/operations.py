@@ -19,16 +19,18 @@ from steptune.tuner.profiling.replay.chain import LAUNCH, SYNC, Chain, Floats, t
 from steptune.tuner.profiling.trace import Kind
 
 BLOCKING_COPY_NS = 20_000
-"""Minimum duration, in nanoseconds, for a copying call to count as a wait, if it also lasts until the end of its copy:
-the memory is then pageable.
+"""Minimum duration, in nanoseconds, for a copying call that lasts until the end of its copy to count as a wait; the
+memory is then pageable.
 """
 FULL_QUEUE = 0.8
-"""Share of the launch queue that must be filled for a launch that takes longer than usual to count as waiting for a
-free place: either few launches wait for many places, or each waits for the device's next operation.
+"""Minimum share of the launch queue that must be filled for a launch that takes longer than usual to count as waiting
+for a free place.
+
+When the queue is full, either few launches wait for many places, or each waits for the device's next operation.
 """
 FEW_CALLS, QUICK = 30, 0.1
-"""Minimum number of launches into a queue with free places for their median to count as the usual launch duration; and
-the quantile over all launches that is used instead if there are fewer.
+"""Minimum number of launches into a queue with free places for their median to be the usual launch duration, and the
+quantile over all launches that replaces the median if there are fewer.
 """
 QUEUE_DEPTH = 1024
 """Default number of launches that CUDA's queue holds; up to 1,469 were seen on an H200."""

@@ -22,12 +22,14 @@ from steptune.tuner.profiling.replay.graph import Graph
 from steptune.tuner.profiling.replay.simulate import simulate
 
 LATE_RATIO, LATE_NS = 1.2, 200_000
-"""Limits for a rank to count as late between two collectives: minimum ratio of its own time to the other ranks' median,
-and minimum excess over the median in nanoseconds.
+"""Limits for a rank to count as late between two collectives: minimum ratio of the rank's time, without waits, to the
+other ranks' median, and minimum excess over this median in nanoseconds.
 """
 SLOW_HOST, SLOW_DEVICE = 1.2, 1.05
-"""Minimum ratio of a rank's own time over all steps to the other ranks' median, on the host and on the device, for the
-rank to count as slow: it is then late wherever it takes longer, however little. Kernels vary less than hosts.
+"""Minimum ratio of a rank's time over all steps, without waits, to the other ranks' median for the rank to count as
+slow: one limit for the host, one for the device.
+
+A slow rank is late wherever it takes longer, however little. Kernels vary less than hosts.
 """
 
 

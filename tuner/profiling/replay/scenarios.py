@@ -149,7 +149,7 @@ def without_steps(graph: Graph, steps: Sequence[int]) -> Graph:
 
 
 def at_floors(graph: Graph, floor_ns: Floats) -> Graph:
-    """Return the graph in which no operation takes longer than its least time.
+    """Return the graph with each operation's duration capped at its floor (its least possible time).
 
     Args:
         floor_ns: Least time by row of `trace.work`.

@@ -10,8 +10,8 @@ from steptune.tuner.profiling.replay.graph import Graph
 
 PASSES = 4
 SAME_NS = 0.5
-"""Maximum difference, in nanoseconds, between the streams' leads over the host in two passes for the passes to count as
-alike.
+"""Maximum change, in nanoseconds, of the streams' offsets from the host between two passes for the steady state to
+count as reached.
 """
 PREFETCHED = 2
 """Maximum number of batches that workers make ahead of the host."""

@@ -162,7 +162,7 @@ class RunnerError(SteptuneError):
 
 
 class HostsUnavailableError(RunnerError):
-    """Error for a cluster that lacks the hosts of a study, or cannot be reached: the study can wait for them."""
+    """Error for a cluster that cannot be reached, or lacks hosts that a study needs; the study can wait for them."""
 
 
 EARLIER_NAMES = {

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SUPPORTED_PYTHONS = ((3, 11), (3, 12))
 SUPPORTED_TORCH = ((2, 11), (2, 14))
-"""Supported torch versions: from the first, below the second."""
+"""Supported torch versions: the minimum, and the first version above it that is not supported."""
 NO_TORCH = (
     "torch is not installed, but torch >= 2.11, < 2.14 is required: run pip install 'steptune[torch]', or install "
     "the build for your devices from https://pytorch.org/get-started/locally"
@@ -38,7 +38,7 @@ NO_TORCH = (
 DEVICE_KINDS = ("cpu", "cuda")
 CORES_VARIABLE = "STEPTUNE_CORES"
 LINK_OF_PARTS = "loopback"
-"""Kind of link between devices that are parts of GPUs; NCCL treats such parts as devices of separate hosts."""
+"""Kind of link between devices that are parts of GPUs. NCCL treats these devices as if they were on separate hosts."""
 _MATRIX_SIZES = {"cpu": (256, 512, 1024), "cuda": (1024, 4096, 8192)}
 _COPY_BYTES = {"cpu": 128 << 20, "cuda": 1 << 30}
 _MIN_MEASURED_S = 0.05
@@ -104,7 +104,9 @@ def usable_cores() -> int:
 
 
 def unbind_thread() -> None:
-    """Allow this thread to run on all cores again, where OMP_PROC_BIND has bound the thread that forked it."""
+    """Allow this thread to run on all cores again, if it was forked from a thread that OMP_PROC_BIND had bound to some
+    of them.
+    """
     if os.environ.get("OMP_PROC_BIND", "false").lower() == "false" or not hasattr(os, "sched_setaffinity"):
         return
     noted = os.environ.get(CORES_VARIABLE)
@@ -197,8 +199,8 @@ def describe_hardware(kind: str) -> HardwareProfile:
 
 
 def first_difference(first: HardwareProfile, other: HardwareProfile) -> str:
-    """Return the first difference between another host's hardware and the first host's; empty where their measurements
-    are comparable. Sizes of memory are left out: those of equal machines differ by some pages.
+    """Return the first difference between another host's hardware and the first host's; empty if their measurements are
+    comparable. Memory sizes are not compared, because they differ by a few pages even between equal machines.
     """
 
     def parts(profile: HardwareProfile) -> dict[str, object]:
@@ -220,7 +222,7 @@ def uuid_of(device: torch.device | int) -> str:
 
 
 def _cuda_devices() -> tuple[tuple[Device, ...], dict[str, str]]:
-    """Return the visible GPUs, or the parts of them that act as devices, and the links between them."""
+    """Return the devices (the visible GPUs, or parts of them if ranks share GPUs) and the links between the devices."""
     import torch
 
     count = torch.cuda.device_count()

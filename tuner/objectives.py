@@ -1,4 +1,4 @@
-"""Objectives of a study: speed, the time of a training including compilation, energy, or cost.
+"""Objectives of a study: speed, training time (compilation included), energy, or cost.
 
 A search maximises the rate of a trial's timed windows. For another objective the windows are converted first: their
 share of the compilation is added to them, or joules replace their time. So every search, the confirmation and its

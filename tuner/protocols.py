@@ -110,8 +110,8 @@ class TrialRunner(Protocol):
         ...
 
     def fits_together(self, peaks_bytes: Sequence[int]) -> bool:
-        """Say whether trials with these peak memories (each of the rank that uses the most memory) can run at the same
-        time, with a margin.
+        """Say whether trials with these peak memories fit into memory at the same time, with a margin. Each peak is
+        that of the trial's rank that uses the most memory.
         """
         ...
 
@@ -241,8 +241,9 @@ class StudyStore(Protocol):
 
     def past_decisions(self, study_id: str, hardware: HardwareProfile) -> list[Decision]:
         """Return decisions with a predicted upper limit and a measured gain, from finished studies on this kind of
-        device, to compare predictions with measurements. The newest study comes first, each in the order of its search;
-        at most `store_rules.NUM_PAST_STUDIES` studies and `store_rules.NUM_PAST_DECISIONS` decisions.
+        device, to compare predictions with measurements. The newest study comes first; the decisions of a study are in
+        the order of its search. The result has at most `store_rules.NUM_PAST_STUDIES` studies and
+        `store_rules.NUM_PAST_DECISIONS` decisions.
 
         Args:
             study_id: Study that learns from them: only studies of its owner count, where a store knows owners.

@@ -15,8 +15,8 @@ from steptune.tuner.records import Candidate, Gain, Interval, Part, Recommendati
 from steptune.tuner.wording import counted
 
 WIDEST = 4.0
-"""Maximum ratio of an interval's upper to its lower end for a conclusive gain: at this ratio the interval reaches from
-half of the estimate to twice the estimate.
+"""Maximum ratio of an interval's upper end to its lower end for a gain to count as conclusive: at this ratio the
+interval reaches from half of the estimate to twice the estimate.
 """
 
 

@@ -36,7 +36,7 @@ def encode(record: Record) -> str:
 
 
 def decode(text: str, kind: type[AnyRecord]) -> AnyRecord:
-    """Return the record that `encode` has written as this text.
+    """Decode a record from the text that `encode` returned for it.
 
     Raises:
         StoreError: The text is not such a record.
@@ -87,8 +87,8 @@ def check_begins(trial: Trial) -> None:
 
 
 def state_after(result: TrialResult) -> TrialState:
-    """Return the state of a trial after its result: completed, also if the guard rejected it, or failed if it ended
-    early.
+    """Return the state of a trial with this result: failed if the trial ended early, else completed, even if the guard
+    rejected it.
     """
     return TrialState.COMPLETED if result.failure is None else TrialState.FAILED
 

@@ -28,8 +28,8 @@ class Gap(Record):
     source: str = ""
     """Line of the user's code, if the trace has call stacks."""
     module: str = ""
-    """Module (`nn.Module`) of the operator that ends the gap, followed by "(backward)" if the operator computes
-    gradients of it; recorded if the trace has call stacks.
+    """Module (`nn.Module`) of the operator that ends the gap, followed by "(backward)" if the operator belongs to the
+    module's backward pass; recorded if the trace has call stacks.
     """
 
 
@@ -43,7 +43,7 @@ class GapStats(Record):
     histogram: dict[str, int]
     """Number of gaps by length: "<1 us", "1-10 us", ..."""
     time_ns: dict[str, int]
-    """Total time of the gaps, by the same classes of length."""
+    """Total time of the gaps in each of the length ranges of `histogram`."""
     longest: tuple[Gap, ...]
     sites: tuple[GapSite, ...] = ()
     """Sites of the gaps, those with the most time first."""
@@ -73,7 +73,7 @@ class OperatorStats(Record):
     """Types and shapes by argument: "float[32, 64], Scalar"; empty where they were not recorded."""
     count: int
     device_ns: int
-    """Time of the kernels and copies that the operator launched itself; on a CPU, its own time."""
+    """Time of the kernels and copies that the operator launched itself; on a CPU, its self time."""
     host_ns: int
     """Host time, without that of nested operators."""
     flops: float | None = None
@@ -144,7 +144,7 @@ class Roofline(Record):
     peak_known: bool
     """True if the peaks of this device are known."""
     flops_per_s: dict[str, float] = field(default_factory=dict)
-    """Peak FLOP per second by arithmetic."""
+    """Peak FLOP per second of the device, by the dtype of the arithmetic (or TF32)."""
     bytes_per_s: float | None = None
     """Memory bandwidth of the device."""
     step_flops: float | None = None
@@ -226,7 +226,9 @@ class MemoryStats(Record):
 
 
 class RankWait(Record):
-    """Time that a rank waited for others in collectives. The others wait for the rank whose wait is the shortest."""
+    """Time that a rank waited for others in collectives. The rank with the shortest wait is the one that delays the
+    others.
+    """
 
     rank: int
     wait_ns: int
@@ -320,7 +322,7 @@ class RankAnalysis(Record):
     roofline: Roofline | None = None
     """Roofline of the steps; None in older records."""
     first_step_ns: int = 0
-    """Wall-clock time at which the first step begins; all moments count from it."""
+    """Wall-clock time at which the first step begins; all other times are relative to it."""
 
 
 class TraceAnalysis(Record):
@@ -477,7 +479,9 @@ class KernelDifference(Record):
 
 
 class GapDifference(KernelDifference):
-    """Difference, between two sides, of the gaps that have one cause (`category`) and end with one kernel (`name`)."""
+    """Difference, between two sides, of the gaps that have the same cause (`category`) and are followed by the same
+    kernel (`name`).
+    """
 
 
 class ModuleDifference(Record):
@@ -512,8 +516,8 @@ class Comparison(Record):
     categories: tuple[Difference, ...]
     """Differences of categories, the largest first; their sum is the difference of the step."""
     measured: Difference | None = None
-    """Difference of the unprofiled step time, with its interval from the timing windows of both trials. If a study
-    states the speeds of both configurations, the difference is the one that the study states.
+    """Difference of the unprofiled step time, with its interval. It is computed from the timing windows of both trials,
+    or taken from the study if that states the speeds of both configurations.
     """
     stated: Interval | None = None
     """Interval of the ratio of the two speeds, if a study states one."""

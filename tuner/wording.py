@@ -52,8 +52,8 @@ def no_such(kind: str, name: str, known: Iterable[str]) -> str:
 
 
 def which_of(name: str, known: Iterable[str], otherwise: str = "") -> str:
-    """Return `did you mean 'precision'?`. If no name is similar, return `otherwise`, or a list of all known names if
-    that is empty.
+    """Return `did you mean 'precision'?`. If no name is similar, return `otherwise`; if `otherwise` is empty, list all
+    known names.
     """
     names = list(known)
     close = near(name, names)

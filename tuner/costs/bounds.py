@@ -173,7 +173,7 @@ def _num_ranks(situation: Situation) -> int:
 
 
 def arithmetic(situation: Situation, **changed: Any) -> str:
-    """Return the dtype in which matmuls run, or TF32, by its name in the calibration.
+    """Return the calibration's name for the arithmetic of matmuls: their dtype, or TF32.
 
     Args:
         changed: Fields of the incumbent's `Computation` that a choice changes.

@@ -269,8 +269,8 @@ _OPERATOR_RULES = _rules(
 )
 
 _NAMESPACES = re.compile(r"\b(deep_gemm|flashinfer|fp8_blockscale_gemm)::")
-"""Namespaces removed before classification: libraries named after their first kernel, although they contain other
-kernels too.
+"""Namespaces removed from kernel names before classification: these libraries are named after their first kernel,
+although they contain other kernels too.
 """
 
 _KERNEL_RULES = _rules(

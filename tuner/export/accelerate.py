@@ -170,8 +170,9 @@ def _code_compression(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def _said_beside(words: str, rule: Rule) -> Rule:
-    """Return one file's rule for settings that the other file expresses: each setting is listed as missing, with
-    `words` as the reason; reasons and differences from the other file's rule are kept.
+    """Return the rule of one file for settings that the other file expresses. It lists each setting as missing, with
+    `words` as the reason unless the other file's rule gives a reason, and repeats the differences that the other file's
+    rule reports.
     """
 
     def missing(choice: Choice, recommendation: Recommendation) -> Said:
@@ -294,8 +295,8 @@ class AccelerateFsdp1Yaml(_Yaml):
 
 
 def _said_in_yaml(rule: Rule) -> Rule:
-    """Return the code's rule for settings that the YAML expresses: each is listed as set in the YAML or, with ZeRO-1,
-    which the YAML cannot express, as lost.
+    """Return the code's rule for settings that the YAML expresses: it lists each as set in the YAML, or as lost with
+    ZeRO-1, which the YAML cannot express.
     """
     beside = _said_beside(_IN_YAML, rule)
 

@@ -32,13 +32,13 @@ TOKEN_WEIGHTS = "micro-batches have equal weights in the export; the measured ru
 
 
 def data_loading(choice: Choice, recommendation: Recommendation) -> Said:
-    """Return arguments of the DataLoader."""
+    """Return the arguments of the DataLoader."""
     return Said(sections={"DATALOADER": loader_arguments(choice)}, missing=NO_EPOCHS_AHEAD)
 
 
 def loader_arguments(choice: Choice) -> dict[str, Any]:
-    """Return arguments of torch.utils.data.DataLoader; those for workers are left out if there are no workers, because
-    it would refuse them.
+    """Return the arguments of torch.utils.data.DataLoader. Without workers, the arguments for workers are left out,
+    because the DataLoader would refuse them.
     """
     workers = int(choice["num_workers"] or 0)
     arguments: dict[str, Any] = {"num_workers": workers, "pin_memory": bool(choice["pin_memory"])}
@@ -60,7 +60,7 @@ def backend_flags(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def flag_lines(choice: Choice) -> dict[str, str]:
-    """Return statements that set the flags of `backend_flags`."""
+    """Return the code that sets the flags of `backend_flags`."""
     lines = {}
     if choice["cudnn_benchmark"]:
         lines["cudnn_benchmark"] = "torch.backends.cudnn.benchmark = True"
@@ -72,7 +72,7 @@ def flag_lines(choice: Choice) -> dict[str, str]:
 
 
 def tf32_lines(choice: Choice) -> dict[str, str]:
-    """Return statements for precision level "tf32"."""
+    """Return the code that sets precision level "tf32"; empty for any other level."""
     if choice["level"] != "tf32":
         return {}
     return {
@@ -82,15 +82,15 @@ def tf32_lines(choice: Choice) -> dict[str, str]:
 
 
 def optimizer_implementation(choice: Choice, recommendation: Recommendation) -> Said:
-    """Return arguments of the user's optimizer; none where it stays as written."""
+    """Return the arguments of the user's optimizer; none where the optimizer stays as written."""
     name = choice["implementation"]
     flags = {} if name is None else {"foreach": name == "foreach", "fused": name == "fused"}
     return Said(sections={"OPTIMIZER": flags} if flags else {}, missing={"contiguous": NO_LAYOUT})
 
 
 def ddp_buckets(section: str) -> Rule:
-    """Return a rule for targets that pass arguments to DistributedDataParallel; no argument gives the first bucket a
-    size of its own.
+    """Return a rule for targets that pass arguments to DistributedDataParallel, which has no argument for the size of
+    the first bucket.
     """
 
     def rule(choice: Choice, recommendation: Recommendation) -> Said:
@@ -108,7 +108,7 @@ def ddp_buckets(section: str) -> Rule:
 
 
 POWERSGD_STEPS = 2
-"""Number of steps at the beginning in which DDP sends gradients uncompressed; it is the same in trials."""
+"""Number of initial steps in which DDP sends gradients uncompressed; it is the same in trials."""
 
 
 def compression_missing(choice: Choice) -> dict[str, str]:

@@ -109,8 +109,8 @@ def _micro_batch(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def _ddp_buckets(choice: Choice, recommendation: Recommendation) -> Said:
-    """Return the settings for DDP buckets, always with a value for `ddp_find_unused_parameters`: by default, the
-    Trainer turns that search on.
+    """Return the settings for DDP buckets. `ddp_find_unused_parameters` is always among them, because the Trainer turns
+    it on by default.
     """
     if recommendation.num_ranks == 1:
         return Said(missing=dict.fromkeys(choice, ONE_RANK))

@@ -1,1 +1,1 @@
-"""Verdict on whether a candidate's training is the same as the reference's: pure functions of one rank's records."""
+"""Verdict on whether a candidate trains like the reference: pure functions of one rank's records."""

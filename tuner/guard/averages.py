@@ -89,7 +89,9 @@ def _find(name: str, steps: Sequence[StateStep]) -> Average | None:
 
 
 def worst_average(averages: Sequence[Average], steps: Sequence[StateStep]) -> AverageScore:
-    """Return the largest deviation of a candidate's averages from averages with the reference's shares."""
+    """Return the largest deviation of a candidate's weight averages from those recomputed with the reference's share
+    `a` at each step.
+    """
     return max(_scores(averages, steps), key=lambda found: found.score, default=AverageScore())
 
 

@@ -26,7 +26,7 @@ _ROUNDING = 2.0**-23
 
 
 class Moves(Record):
-    """Tensors that runs of today's settings change between updates.
+    """Tensors that change between updates in runs with today's settings.
 
     Attributes:
         ever: Names of the tensors that some run changes.
@@ -39,7 +39,7 @@ class Moves(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Between:
-    """Largest difference from today's settings in the changes of weights between two updates.
+    """Largest deviation from training with today's settings in how weights change between two updates.
 
     Attributes:
         score: Norm of the change, in units of the weights' last digit; infinite where a change is missing.
@@ -64,7 +64,7 @@ class Between:
 
 
 def moves_of(runs: Iterable[Updates]) -> Moves:
-    """Return the tensors that runs of today's settings change between updates."""
+    """Return the tensors that change between updates in runs with today's settings."""
     found = [_moved(updates) for updates in runs]
     ever = {name for moved in found for name in moved}
     always = {name for name in ever if all(moved.get(name, False) for moved in found)}
@@ -79,7 +79,7 @@ def joined(first: Moves, second: Moves) -> Moves:
 
 
 def worst_between(updates: Updates, moves: Moves) -> Between:
-    """Return a candidate's largest difference from today's settings in the changes of weights between updates."""
+    """Return a candidate's largest deviation from today's settings in how weights change between updates."""
     moved = _moved(updates)
     missing = next((name for name in moves.always if name not in moved), None)
     if missing is not None:

@@ -26,8 +26,8 @@ FLOOR_ROUNDOFFS = 4.0
 FLOOR = 1e-6
 """Floor of relative tolerances: a few units in the last place of the compared FP32 figures."""
 COSINE_ROUNDOFF = 1e-13
-"""Value of one minus the cosine of two vectors below which the difference counts as zero: rounding of the cosine alone
-reaches this value.
+"""Minimum difference of two vectors, as one minus their cosine: smaller values count as zero, because rounding of the
+cosine alone reaches them.
 """
 MIN_PROGRESS = 0.9
 """Minimum share of the reference's fall in loss that a lossy candidate must reach."""
@@ -92,8 +92,8 @@ class GuardReference(Record):
     protocol: Protocol
     curve: Curve
     repetition: Tolerance
-    """Tolerance between runs with the same seed and settings, in one process and, once such runs were observed, across
-    processes.
+    """Tolerance between runs with the same seed and settings in one process; it also covers runs in several processes
+    as soon as such runs have been compared.
     """
     rounding: dict[str, Tolerance]
     """Tolerances by unit roundoff (as `float.hex`)."""
@@ -274,8 +274,8 @@ def _check_pointwise(
 
 
 def _rounding(reference: GuardReference, unit_roundoff: float) -> Tolerance:
-    """Return the tolerance at this roundoff, or at the next coarser one that was measured, raised to the difference
-    between runs of the same settings as far as that difference is allowed.
+    """Return the tolerance at this roundoff, or at the next coarser one that was measured. Where runs of the same
+    settings differ by more, that difference counts, up to its own bound.
     """
     rounding = _measured(reference, unit_roundoff)
     return widest([rounding, _at_most(reference.repetition, _repetition_bound(reference))])

@@ -38,10 +38,12 @@ REPETITIONS = 10.0
 not repeatable.
 """
 LARGE_PART = 0.5
-"""Share of a tensor's size, and of the number of tensors, that no turned decision reaches."""
+"""Share of a tensor's size, and of the number of tensors, above which a difference is not the effect of a decision that
+rounding reversed (such as the side of zero at a ReLU).
+"""
 FP32_ROUNDOFF = 2.0**-23
-"""Unit roundoff up to which the limits of FP32 apply: FP32 is also summed in FP32, so a different order of a long sum
-amounts to many roundings.
+"""Maximum unit roundoff at which the limits of FP32 apply. These are wide: FP32 is also summed in FP32, where a
+different order of a long sum amounts to many roundings.
 """
 
 
@@ -163,8 +165,8 @@ def _raw(wanted: Tensors, runs: Sequence[Tensors], repeated: Tensors) -> Noise:
 
 
 def _with_repetition(rounding: float, repetition: float) -> float:
-    """Return the effect of rounding, raised to the difference between runs of the same settings as far as that
-    difference is allowed.
+    """Return the effect of rounding or, if larger, the difference between runs of the same settings, which counts up to
+    a multiple of that effect.
     """
     return max(rounding, min(repetition, REPETITIONS * rounding))
 
@@ -224,8 +226,8 @@ def distances(reference: Sequence[Tensors], noise: Sequence[Noise], found: Seque
 
 
 def at_distance(noise: Sequence[Noise], distances: Sequence[float], exact: Sequence[int]) -> list[Noise]:
-    """Scale the noise of a candidate's steps by the distance of its parameters from the reference's; exact steps stay
-    as they are.
+    """Scale the noise of a candidate's steps by the distance of its parameters from the reference's, except at steps
+    that begin from the reference's parameters.
 
     For differences this small, gradients differ in proportion to parameters.
     """
@@ -295,8 +297,8 @@ def _of_steps(kind: str, steps: Sequence[Score], exact: Sequence[int], *, smalle
 
 
 def _elsewhere(kind: str, others: Sequence[Score], fewest: int) -> list[Score]:
-    """Return the score that decides for the steps that do not begin from the initial parameters, as a list; the list is
-    empty if there are too few of these steps.
+    """Return the deciding score of the steps that do not begin from the initial parameters, in a list; the list is
+    empty if there are too few such steps.
     """
     if kind == "scale":
         return []
@@ -306,7 +308,7 @@ def _elsewhere(kind: str, others: Sequence[Score], fewest: int) -> list[Score]:
 
 
 def worst_of(scores: Mapping[str, Score], kinds: Sequence[str] = KINDS) -> Score:
-    """Return the largest score of these kinds."""
+    """Return the largest of a candidate's scores for these kinds of distance."""
     return max((scores[kind] for kind in kinds), key=_ratio)
 
 

@@ -34,10 +34,10 @@ FLOOR_OF_DRAWS, SPREADS_OF_DRAWS = 0.25, 2.0
 limit (`benchmarks/results/guard_power.json`).
 """
 FALSE_SHIFTS = 1e-4
-"""Maximum share of correct trainings with mean gradients beyond their limit."""
+"""Maximum share of correct trainings that may fail because their mean gradients exceed the limit by chance."""
 FEWEST_SEEDS = 4
 NEGLIGIBLE = 1e-4
-"""Scatter from masks, as a share of the gradient's square, below which it is neglected."""
+"""Share of a gradient's square up to which the scatter from masks is neglected."""
 GROUP = 4
 """Number of the reference's draws that are compared with its other draws at a time, to measure the effect of chance."""
 

@@ -142,5 +142,5 @@ def _step_ns(chunk_bytes: float, link: Link, num_sharing: int = 1) -> float:
 
 
 def _edges(host_of_rank: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the hosts of each rank and of the rank's neighbour in the ring."""
+    """Return, for each rank, its host and the host of the next rank in the ring."""
     return list(zip(host_of_rank, [*host_of_rank[1:], host_of_rank[0]], strict=True))

@@ -1,4 +1,4 @@
-"""Record of NCCL's log under NCCL_DEBUG=INFO.
+"""Record of the log that NCCL writes under NCCL_DEBUG=INFO.
 
 A log has lines of NCCL 2.4 to 2.27 (logs of these are in the tests), of one rank or of many, with any prefix of a
 launcher or logger. Unknown lines are skipped; nothing in a log is an error.

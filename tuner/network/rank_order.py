@@ -29,7 +29,7 @@ def ring_order(hosts: Sequence[Hashable]) -> tuple[int, ...]:
 
 
 def is_in_order(hosts: Sequence[Hashable]) -> bool:
-    """Say whether a ring in the order of the ranks leaves each host only as often as it must."""
+    """Say whether a ring in the order of the ranks crosses between hosts as rarely as possible."""
     return ring_order(hosts) == tuple(range(len(hosts)))
 
 

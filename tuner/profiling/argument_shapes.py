@@ -120,7 +120,7 @@ class Arguments:
 
 
 def dtype_name(dtype: str) -> str:
-    """Return the name in `c10::ScalarType`, in lower case, for any spelling that traces use."""
+    """Return a dtype's name in `c10::ScalarType`, in lower case, from any spelling that traces use."""
     name = dtype.lower()
     name = _ALIASES.get(name, name).removeprefix("c10::")
     return _ALIASES.get(name, name)

@@ -128,7 +128,9 @@ def _steps(capture: Capture, time: Ints) -> Ints:
 
 
 _Found = tuple[Ints, Ints, Ints, Ints, list[Message]]
-"""Start, end, launch time and call index of each operation; then the kind and size of each call."""
+"""Collectives found in a trace: start, end, launch time and call index of each operation, then the kind and size of
+each call.
+"""
 
 
 def _on_device(capture: Capture, device: int) -> _Found:

@@ -13,8 +13,8 @@ MOST_TEXT_BYTES = 4 << 30
 SMALL_BYTES = 64 << 20
 """Maximum length, in bytes, of a text that is decoded without an estimate: decoding it never takes more than 2 GB."""
 COSTS = {b"{": 150, b"[": 80, b",": 64}
-"""Approximate bytes that msgspec needs for each decoded object, list and further element, by the character that stands
-for it in the JSON text.
+"""Approximate bytes that msgspec needs for each decoded object, for each list and for each element after the first, by
+the JSON character that stands for it: a brace, a bracket or a comma.
 """
 
 

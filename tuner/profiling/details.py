@@ -65,7 +65,7 @@ def read_details(file: DetailsFile) -> Details:
 
 
 def details_of(trace: Trace, num_steps: int) -> Details:
-    """Return the details of a trace in memory."""
+    """Build the window with details from a trace in memory."""
     capture = link(trace)
     calls = operator_calls(trace, capture.launches, trace.span)
     source = SourceLines(trace, calls)

@@ -247,7 +247,7 @@ class WhatIf(Record):
     scenario: str
     step_time_ns: int
     gain: float
-    """Rate with the change relative to today's rate; 1.0 means no gain."""
+    """Rate after the change, divided by today's rate; 1.0 means no gain."""
     replayed: bool = False
     """True if the gain is an estimate from a simulation of the steps; False if it is an upper bound from category
     shares.

@@ -46,8 +46,8 @@ def averages_in(seen: Seen, number: int) -> tuple[Average, ...]:
 
 
 def worst_held(averages: Sequence[Average], seen: Seen, number: int) -> AverageScore:
-    """Return the worst score of the reference's averages in a run; each average is scored by the held tensor that fits
-    it best.
+    """Return the worst score of the reference's averages in a run; each average is compared with the tensor of the
+    script that matches it best.
     """
     steps = _states(seen, number)
     best = (min(_scores(average, steps), key=_score, default=_missing(average)) for average in averages)

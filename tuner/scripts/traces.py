@@ -39,7 +39,9 @@ def analyse_script(
 
 
 def timing_note(record: ScriptRecord) -> str:
-    """Return why the step time without the profiler may not be that of the recorded steps; empty if it is."""
+    """Return the reason why the step time measured without the profiler may differ from that of the recorded steps;
+    empty if there is none.
+    """
     before, after = record.step_time_before_ns, record.step_time_after_ns
     if not before:
         return ""

@@ -102,7 +102,7 @@ class CarriedState:
                     tensor.copy_(kept)
 
     def _watch(self, on_read: Callable[[str], None]) -> list[tuple[_Attribute, torch.Tensor]]:
-        """Replace tensors that the last step assigned by copies that report when they are read."""
+        """Replace the tensors that the last step assigned with copies that report when they are read."""
         before, now = self._looks[-2:]
         watched = []
         for key, attribute in now.items():

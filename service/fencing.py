@@ -64,5 +64,5 @@ def hold(session: Session, lease: Lease, study_id: str, **changes: Any) -> None:
     if cast(CursorResult[Any], session.execute(held)).rowcount != 1:
         raise LeaseLostError(
             f"worker {lease.worker_id} no longer holds study {lease.study_id} (claim {lease.fence}): its lease "
-            "expired, another worker may continue the study, and nothing was written"
+            "expired, so nothing was written; another worker may continue the study"
         )

@@ -91,8 +91,7 @@ def _start(store: StudyStore, study: Study, which: str) -> tuple[str, list[str]]
     if not reason:
         return which, []
     return "baseline", [
-        f"the prediction starts from today's settings, because the best configuration {reason}, and such "
-        "configurations cannot be predicted"
+        f"the prediction starts from today's settings: the best configuration {reason}, which cannot be predicted"
     ]
 
 

@@ -77,7 +77,7 @@ def measure_links(
         ) as runner,
     ):
         topology = runner.measure_topology(hardware, known, LONGEST_LINKS_S)
-    assert topology is not None, "two or more ranks must have links"
+    assert topology is not None, "a measurement with two or more ranks must return a topology"
     if topology != known:
         store.save_topology(topology)
     return topology

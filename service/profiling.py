@@ -128,7 +128,7 @@ def profile_workload(
         kept = StudyFiles(directory).trace(spec.trial_id)
         _keep(directory, kept, trace)
     situation = situation_of(result, facts, environment, choices)
-    assert situation is not None, "a result with breakdowns must have a situation"
+    assert situation is not None, "situation_of() must not return None for a result with breakdowns"
     evidence = Evidence(situation=situation, analysis=_analysis_of(directory, spec.trial_id))
     return WorkloadProfile(
         workload=reference,

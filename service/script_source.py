@@ -179,7 +179,9 @@ def link_data(manifest: ScriptManifest, folder: Path) -> None:
         if not name.startswith("/"):
             path = folder / name
             if path.exists():
-                raise WorkloadRejectedError(f"{name} is both data and among the sources: leave out one of them")
+                raise WorkloadRejectedError(
+                    f"{name} is both named with --data and contained in the submitted sources: leave out one of them"
+                )
             path.parent.mkdir(parents=True, exist_ok=True)
             path.symlink_to(place)
 

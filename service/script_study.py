@@ -71,9 +71,9 @@ def refuse_sharded(look: Look) -> None:
     sharded = [name for name in look.script.wrappers if name in SHARDS_PARAMETERS]
     if sharded:
         raise WorkloadError(
-            f"the script shards its parameters ({sharded[0]}), so each rank sees only a part of them, and no "
-            "candidate can be shown to be the same training. Write a Workload, for which Steptune shards the "
-            "model itself"
+            f"the script shards its parameters ({sharded[0]}), so each rank sees only a part of them, and "
+            "Steptune cannot check that a candidate trains like the script. Write a Workload: Steptune then shards "
+            "the model itself"
         )
 
 
@@ -98,7 +98,7 @@ def check_same_script(study: Study, look: Look) -> None:
     if look.script != script_of(study):
         raise StoreError(
             f"the command of study {study.study_id} trains differently than when the study began (another "
-            "loader, optimizer or model was recognised): its results would mix two trainings. Begin a new study"
+            "loader, optimizer or model was recognised): the study would mix two training jobs. Begin a new study"
         )
 
 
@@ -128,7 +128,7 @@ class Choices(NamedTuple):
 
 def choices_of(runner: ScriptRunner, study: Study) -> Choices:
     """Inspect the machine, and return the choices of a study before its first trial."""
-    assert study.facts is not None, "a study of a command must have facts"
+    assert study.facts is not None, "a study of a command must have workload facts"
     space = Space(runner.describe(), study.facts, study.settings)
     tried: dict[str, list[str]] = {}
     for move in space.moves:
@@ -176,7 +176,7 @@ def print_start(console: Console, look: Look) -> None:
         "requires that"
     )
     if look.copy is None:
-        words = f"each starts the command from its beginning: {look.why_no_copy}"
+        words = f"each runs the command from its beginning, because there is no frozen copy: {look.why_no_copy}"
     console.print(Text(f"trials         {words}", style="dim"))
 
 
@@ -196,7 +196,7 @@ class Change:
 
 def changes_of(study: Study, parts: Sequence[Part]) -> list[Change]:
     """Return the changes to the script that apply the parts of a recommendation."""
-    assert study.facts is not None, "a study of a command must have facts"
+    assert study.facts is not None, "a study of a command must have workload facts"
     script = script_facts_of(study)
     found = []
     for part in parts:
@@ -209,7 +209,7 @@ def changes_of(study: Study, parts: Sequence[Part]) -> list[Change]:
 
 def script_facts_of(study: Study) -> ScriptFacts:
     """Return the script facts of a study of a command."""
-    assert study.facts is not None, "a study of a command must have facts"
+    assert study.facts is not None, "a study of a command must have workload facts"
     assert study.facts.script is not None, "facts of a command must have a script"
     return study.facts.script
 

@@ -125,7 +125,9 @@ def print_script_verification(
     console.print(f"own loss   {found.reason}", style="green" if found.same else "red")
     console.print(f"runs       {found.runs}", style="dim")
     if found.missing:
-        console.print(f"not made   {', '.join(found.missing)}: the script did not reach this code", style="yellow")
+        console.print(
+            f"not made   {', '.join(found.missing)}: the script did not reach the code to change", style="yellow"
+        )
 
 
 def recommendation_of(store: SqlStudyStore, study: Study) -> Recommendation:

@@ -144,8 +144,8 @@ def check_unchanged(study: Study) -> None:
         digest = source_digest(parse_reference(study.workload))
     if study.source_digest and digest != study.source_digest:
         raise StoreError(
-            f"the file of {study.workload} has changed since study {study.study_id} began: its results would "
-            "mix two workloads. Begin a new study with `steptune tune`"
+            f"the file of {study.workload} has changed since study {study.study_id} began: the study "
+            "would mix two workloads. Begin a new study with `steptune tune`"
         )
 
 

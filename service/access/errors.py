@@ -80,7 +80,7 @@ class CrossSiteRequestError(AccessError):
     """
 
     code = "cross-site-request"
-    title = "The request could not be shown to come from this service's own pages"
+    title = "The request was not verified as coming from this service's own pages"
 
 
 class HostRefusedError(AccessError):

@@ -74,7 +74,7 @@ class Proxies:
             return None
         if len(names) > 1:
             log.warning(
-                "ignored header %s: the request contains it %d times, so that one may be forged",
+                "ignored header %s: the request contains it %d times, so one of them may be forged",
                 self._user_header,
                 len(names),
             )

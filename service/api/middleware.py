@@ -179,7 +179,10 @@ def _refused_length(length: str, limit: int) -> RefusalError | None:
 
 
 def _too_large(limit: int) -> RefusalError:
-    detail = f"the body is larger than the limit of {limit} bytes"
+    detail = (
+        f"the body must have at most {limit} bytes: send less, or raise STEPTUNE_MAX_BODY_BYTES (for uploads, "
+        "STEPTUNE_MAX_UPLOAD_BYTES) of the service"
+    )
     return RefusalError(413, "content-too-large", detail, headers={"Connection": "close"})
 
 

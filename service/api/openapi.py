@@ -56,7 +56,7 @@ def returns(
         other_types: Media types of its other forms.
     """
     name = _name(message)
-    assert _messages.setdefault(name, message) == message, f"two different messages have the name {name}"
+    assert _messages.setdefault(name, message) == message, f"two different message types have the name {name}"
     content: dict[str, Any] = {"application/json": {"schema": {"$ref": REF.format(name=name)}}}
     content |= {media_type: {"schema": _file_schema(media_type)} for media_type in other_types}
     return {status: {"description": description, "content": content, "headers": _headers(*headers)}}

@@ -195,7 +195,7 @@ def check_of_a_script(request: StudyRequest) -> None:
         raise ChoiceError("`num_hosts` must be 1 for a script, which is tuned on one host")
     if request.constraints.memory_limit_bytes is not None:
         raise ChoiceError(
-            "`memory_limit_bytes` is not possible for a script, because Steptune cannot limit a script's memory: "
+            "`memory_limit_bytes` cannot be set for a script, because Steptune cannot limit a script's memory: "
             "leave it out"
         )
 

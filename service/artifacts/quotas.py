@@ -27,8 +27,8 @@ def check_artifact_bytes(session: Session, user_id: str, default_limit: int | No
     size = user_artifact_bytes(session, user_id)
     if size > limit:
         raise QuotaExceededError(
-            f"uploads, traces and logs would take {size} bytes, but the limit is {limit}: delete workloads or studies "
-            "that are not needed, or ask an administrator for more",
+            f"uploads, traces and logs would take {size} bytes, but the quota `max_artifact_bytes` is {limit}: delete "
+            "workloads or studies that are not needed, or ask an administrator for more",
             quota="max_artifact_bytes",
             value=size,
             limit=limit,

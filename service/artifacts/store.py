@@ -227,7 +227,8 @@ class _Measured:
             self._size_bytes += len(chunk)
             if self._limit is not None and self._size_bytes > self._limit:
                 raise ArtifactTooLargeError(
-                    f"the content must have at most {self._limit:,} bytes: send less, or raise the limit"
+                    f"the content must have at most {self._limit:,} bytes: send less, or raise "
+                    "STEPTUNE_MAX_UPLOAD_BYTES"
                 )
             self._hash.update(chunk)
             yield chunk

@@ -85,10 +85,12 @@ def get_uses(recommendation: Recommendation) -> list[Use]:
     if is_command(recommendation.workload):
         uses = _in_script(recommendation)
     else:
-        uses = [Use("In your script", _APPLY, _and("with the workload that was tuned", carried(recommendation, ())))]
+        uses = [
+            Use("In your script", _APPLY, _and("use it with the workload that was tuned", carried(recommendation, ())))
+        ]
     if recommendation.environment_variables:
         lines = [f"export {name}={value}" for name, value in recommendation.environment_variables.items()]
-        uses.append(Use("Environment", "\n".join(lines), "set before torch is imported"))
+        uses.append(Use("Environment", "\n".join(lines), "must be set before torch is imported"))
     return uses
 
 

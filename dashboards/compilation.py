@@ -43,7 +43,7 @@ def compilation_sentence(compilation: Compilation) -> str:
             else []
         ),
         *(
-            [f"{units.counted(compilation.num_cudagraph_skips, 'graph')} not run as a CUDA graph"]
+            [f"{units.counted(compilation.num_cudagraph_skips, 'graph')} run without CUDA graphs"]
             if compilation.num_cudagraph_skips
             else []
         ),

@@ -213,7 +213,7 @@ def _way_on(study: Study, r: Recommendation, at_service: bool) -> str:
 def _way_on_at_service(study: Study, r: Recommendation) -> str:
     if r.certificate.ended == "interrupted":
         can_go_on = study.state in (StudyState.INTERRUPTED, StudyState.PAUSED)
-        return " Whoever may submit studies can resume it on this page." if can_go_on else ""
+        return " Users who may submit studies can resume this study on this page." if can_go_on else ""
     if r.certificate.ended == TRIALS_SPENT:
         return " Submit it again with more trials."
     return "" if r.needed_budget_s is None else f" Submit it again with {_budget_with_more(study, r)}."
@@ -269,7 +269,7 @@ def _nothing_faster(r: Recommendation) -> str:
     better = parse_objective(r.objective).better
     if r.unproven_gain is None:
         return f"The search found nothing {better} than today's settings, so there was nothing to confirm"
-    return f"No tried configuration is {better} than today's settings beyond the noise of this machine"
+    return f"No tried configuration is {better} than today's settings by more than this machine's noise"
 
 
 def _facts(study: Study, r: Recommendation) -> tuple[Fact, ...]:
@@ -341,7 +341,7 @@ def _gain_facts(gain: Gain, *, of_today: bool) -> list[Fact]:
         Fact(
             f"{units.percent(gain.interval.level)} interval",
             units.ratio_interval(gain.interval),
-            f"valid for {finalists} at once; a repeat of this comparison would land in "
+            f"covers {finalists} jointly; a repeat of this comparison would land in "
             f"{units.ratio_interval(gain.prediction)}",
         ),
         Fact(

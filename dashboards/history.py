@@ -125,7 +125,7 @@ def note_on(trial: Trial) -> str:
     """Return a remark to show beside a trial's figures; often empty."""
     result = trial.result
     if trial.state is TrialState.LOST:
-        return "lost: its process died with the search"
+        return "lost: the trial's process died with the search"
     if result is None:
         return ""
     if result.failure is not None:

@@ -25,7 +25,7 @@ from steptune.tuner.records import BASELINE, Candidate, choice_label
 TODAY = "as today"
 METHOD = (
     "Speed of the best choice divided by that of the worst, estimated by the search's Gaussian model of all trials; "
-    "only pairs (or chains of pairs) of measured configurations that differ in this strategy alone are used"
+    "the estimate uses only pairs (or chains of pairs) of measured configurations that differ in this strategy alone"
 )
 
 

@@ -83,7 +83,10 @@ def get_trial_headline(
             "warning", "Rejected: training differs from the reference", f"{result.guard.reason}.", facts
         )
     if figures.units_per_s is None:
-        sentence = "Other programs used the machine in every window, or a limit was reached first."
+        sentence = (
+            "Other programs used the machine in every window, or the trial reached a limit before its first valid "
+            "window."
+        )
         voids = [window.void for window in result.windows if window.void]
         if voids:
             sentence = f"Every window is void, the last one because {voids[-1]}."

@@ -107,4 +107,4 @@ def name_links_out() -> None:
 
     links = find_links_out(Path.cwd())
     if links:
-        say(f"the script writes to the real files through {', '.join(links)}: these links lead out of this folder")
+        say(f"the script writes to real files through links that lead out of this folder: {', '.join(links)}")

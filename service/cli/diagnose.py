@@ -53,7 +53,8 @@ def profile(
         bool,
         typer.Option(
             "--in-place",
-            help="With a command: write into its folder, not into a temporary view, until its steps are recorded.",
+            help="With a command: run it until its steps are recorded, but let it write into its folder, not into a "
+            "temporary view.",
         ),
     ] = False,
     seed: Seed = 0,
@@ -153,7 +154,7 @@ def doctor(
         Path | None,
         typer.Option(
             "--root",
-            help="Examine the network of another host from copies of its sys, proc, etc and dev in this directory.",
+            help="Examine the network of another host from copies of its /sys, /proc, /etc and /dev in this directory.",
             show_default=False,
         ),
     ] = None,

@@ -240,7 +240,7 @@ def _tell(files: Sequence[Exported], paths: Sequence[Path], report: Path | None,
         print_json({"report": str(report) if report else None, "exports": exports})
         return
     if report is not None:
-        output.print(f"{report}  open it in a browser", soft_wrap=True, markup=False)
+        output.print(f"{report}  (open in a browser)", soft_wrap=True, markup=False)
     for file, path in zip(files, paths, strict=True):
         output.print(f"{path}  {file.usage}", soft_wrap=True, markup=False)
         if file.not_expressible and file.carries:

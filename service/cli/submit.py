@@ -184,7 +184,7 @@ def _given(
     """Return the fields that name the workload; a file, an archive, a folder or a script is uploaded first."""
     if manifest is not None:
         return {"workload_id": send_script(client, Path.cwd(), manifest)}
-    assert workload is not None, "a workload or a command was given"
+    assert workload is not None, "a workload or a command must be given"
     path, entry = _local(workload)
     if workload.startswith("zoo:"):
         known_reference(workload)

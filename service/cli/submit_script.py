@@ -30,7 +30,9 @@ def manifest_of(
     check_command(command, None, "submit")
     refuse_secrets(command)
     if Path(command[0]).is_absolute():
-        raise ChoiceError(f"workers may not have {command[0]}: write {Path(command[0]).name} to use the worker's own")
+        raise ChoiceError(
+            f"{command[0]} may be absent on workers: write {Path(command[0]).name} to use the worker's own"
+        )
     length = len(workload_of(command))
     if length > MOST_CHARACTERS:
         raise ChoiceError(

@@ -371,7 +371,7 @@ def _memory(rank: RankAnalysis, of: str) -> RenderableType:
         total = f" of {units.memory(stats.total_memory_bytes)}" if stats.total_memory_bytes else ""
         lines.append(
             Text(
-                f"{stats.device}: at most {units.memory(stats.peak_allocated_bytes)} allocated"
+                f"{stats.device}: peak of {units.memory(stats.peak_allocated_bytes)} allocated"
                 + (f", {units.memory(stats.peak_reserved_bytes)} reserved{total}" if stats.peak_reserved_bytes else "")
             )
         )

@@ -479,12 +479,13 @@ def _driven(
         if not _is_left_to_resume(study, store):
             say("interrupted before the study began: nothing was recorded")
             raise typer.Exit(INTERRUPTED) from None
-        before = "before there was an answer"
+        before = "interrupted before the study had an answer"
         if store.recommendation(study.study_id) is not None:
             before = (
-                f"before there was a new answer (print the earlier one with `steptune show {study.study_id}{option}`)"
+                "interrupted before the study had a new answer (print the earlier one with "
+                f"`steptune show {study.study_id}{option}`)"
             )
-        say(f"interrupted {before}: continue with `steptune resume {study.study_id}{option}`")
+        say(f"{before}: continue with `steptune resume {study.study_id}{option}`")
         raise typer.Exit(INTERRUPTED) from None
     except StorageFullError as error:
         raise StorageFullError(
@@ -533,7 +534,7 @@ def _is_left_to_resume(study: Study, store: SqlStudyStore) -> bool:
     except StudyNotFoundError:
         return False
     if state is StudyState.RUNNING:
-        store.set_state(study.study_id, StudyState.INTERRUPTED, "before the baseline was measured")
+        store.set_state(study.study_id, StudyState.INTERRUPTED, "the baseline was not measured")
     return True
 
 

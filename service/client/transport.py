@@ -149,13 +149,15 @@ class Transport:
             return msgspec.json.decode(response.content, type=kind)
         except msgspec.MsgspecError as error:
             raise ServiceUnreachableError(
-                f"{self.url} gave an answer that Steptune {__version__} cannot read ({error}): is it "
-                "Steptune's address, and of the same version?"
+                f"{self.url} gave an answer that Steptune {__version__} cannot read ({error}): check "
+                "that this is the address of a Steptune service of the same version"
             ) from error
 
     def _unreachable(self, error: Exception) -> ServiceUnreachableError:
         reason = str(error) or type(error).__name__
-        return ServiceUnreachableError(f"{self.url} cannot be reached: {reason}; check the address, and that it runs")
+        return ServiceUnreachableError(
+            f"{self.url} cannot be reached: {reason}; check the address, and that the service runs"
+        )
 
 
 def _once(key: str | None) -> dict[str, str]:

@@ -329,5 +329,5 @@ def ranks_of_each(study: Study) -> int:
     """
     ranks, hosts = study.settings.num_ranks, study.settings.num_hosts
     if ranks % hosts:
-        raise ChoiceError(f"the number of ranks must be a multiple of the {hosts} hosts, got {ranks}")
+        raise ChoiceError(f"the number of ranks must be a multiple of the number of hosts ({hosts}), got {ranks}")
     return ranks // hosts

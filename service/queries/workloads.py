@@ -78,7 +78,7 @@ def delete_workload(engine: Engine, source_id: str) -> None:
     with writing(engine) as session:
         row = session.get(WorkloadSourceRow, source_id, with_for_update=True)  # no study refers to it from now on
         if session.scalar(select(exists().where(QueueEntryRow.source_id == source_id))):
-            raise StateConflictError(f"studies refer to workload {source_id}: delete them first")
+            raise StateConflictError(f"studies refer to workload {source_id}: delete these studies first")
         if row is not None:
             session.delete(row)
 

@@ -295,7 +295,7 @@ class Worker:
         except StudyInterrupt as interrupt:
             return Outcome(state=interrupt.state)
         except KeyboardInterrupt:
-            return Outcome(state=StudyState.CANCELLED, message="before the search had a new recommendation")
+            return Outcome(state=StudyState.CANCELLED, message="no new recommendation was found")
         except LeaseLostError:
             raise
         except HostsUnavailableError as error:

@@ -84,8 +84,8 @@ CONFLICTS = (
     Conflict(
         between=(ParallelMeshSetting, GradientCompressionSetting),
         when=lambda s, e, w: s[ParallelMeshSetting].splits_model and s[GradientCompressionSetting].method is not None,
-        reason="the compression hook of DDP requires the same parameters on all ranks; the ranks of a mesh hold "
-        "different ones",
+        reason="the compression hook of DDP requires the same parameters on all ranks, but the ranks of a mesh "
+        "hold different parameters",
     ),
     Conflict(
         between=(ParallelMeshSetting, HierarchicalAllreduceSetting),

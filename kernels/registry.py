@@ -344,7 +344,7 @@ def _compacted(compact: Callable[..., list[Tensor]]) -> Callable[..., Tensor]:
 
 COMPACTION = Kernel(
     name="compaction",
-    summary="coordinate compaction: each point gets the values of one box, without an index of points",
+    summary="coordinate compaction: each point gets the values of its box, without building an index of points",
     function=_compacted(compaction.compact),
     reference=_compacted(compaction.reference),
     cases=(

@@ -38,7 +38,7 @@ def scale_reason(logit_scale: Tensor) -> str | None:
     if scale > LARGEST_SCALE:
         return (
             f"the scale of the cosine attention must be at most {LARGEST_SCALE:g}, got {scale:.3g}: above it, "
-            "masked scores contribute to the published attention"
+            "the published mask of -100 does not fully exclude masked scores"
         )
     return None
 

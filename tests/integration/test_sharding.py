@@ -415,7 +415,7 @@ class TestUnits:
     [
         ("full", {"precision": {"level": "O1", "dtype": "float16"}}, None),
         ("full", {"memory_format": {"layout": "channels_last"}}, "contiguous memory format"),
-        ("zero1", {"optimizer_implementation": {"contiguous": True}}, "one flat tensor"),
+        ("zero1", {"optimizer_implementation": {"contiguous": True}}, "flattens all parameters"),
         ("zero1", {"optimizer_algorithm": {"algorithm": "lamb"}}, "whole parameters"),
         ("full", {"gradient_compression": {"method": "int8"}}, "no hook for this compression"),
         ("full", {"gradient_compression": {"method": "bf16"}}, None),

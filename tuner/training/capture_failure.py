@@ -41,7 +41,8 @@ _REASONS: tuple[tuple[re.Pattern[str], str], ...] = (
     ),
     (
         _COPIES,
-        "the operator copies between host and device and waits: create such tensors once, or on the device",
+        "the operator copies a tensor between host and device and waits: create the tensor on the device, or once "
+        "before the step",
     ),
 )
 _TEXTS: tuple[tuple[str, str], ...] = (

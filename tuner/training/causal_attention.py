@@ -133,9 +133,12 @@ class CausalLook:
         if not self._models:
             return "requires a transformers model, whose attention masks Steptune can replace"
         if self._given:
-            return f"the workload passes {' and '.join(sorted(self._given))} to the model, on which the mask depends"
+            return (
+                f"the attention mask depends on {' and '.join(sorted(self._given))}, which the workload passes to the "
+                "model"
+            )
         if self._masked or not self._plain:
-            return "not all attention layers of the model are causal"
+            return "some attention layers of the model are not causal"
         for inner in self._models:
             if len(_models_of(inner)) == 1 and inner not in self._called:
                 return f"{type(inner).__name__} was not called in the inspected step, so its inputs are unknown"

@@ -76,7 +76,9 @@ def read_lanes(file: BinaryIO) -> Iterator[Lane]:
 def _read_list(file: BinaryIO, kind: type[Kind], max_bytes: int) -> Iterator[Kind]:
     for number, text, is_last in _lines(file, _LIST, max_bytes):
         if is_last and text != b"]":
-            raise ValueError(f"line {number} follows the last {kind.__name__.lower()}")
+            raise ValueError(
+                f"line {number} follows the last {kind.__name__.lower()} and must contain only a closing bracket"
+            )
         if not is_last:
             yield _decoded(text, kind, number)
 
@@ -118,7 +120,7 @@ def _lines(file: BinaryIO, begin: bytes, max_bytes: int) -> Iterator[tuple[int, 
         if is_last:
             break
     if not is_last or file.read(1):
-        raise ValueError(f"line {number} must be the end of the list and the last line")
+        raise ValueError(f"line {number} must close the list and be the last line of the file")
 
 
 def _check(line: bytes, begin: bytes) -> int:

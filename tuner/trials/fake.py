@@ -201,7 +201,7 @@ class FakeRunner:
             )
 
     def task(self, entry: str, request: Any) -> bytes:
-        raise NotImplementedError(f"a surface of known effects cannot run the {entry} task")
+        raise NotImplementedError(f"the simulated surface cannot run the {entry} task")
 
     def run(
         self,
@@ -235,7 +235,7 @@ class FakeRunner:
         failure = Failure(
             kind=FailureKind.OUT_OF_MEMORY,
             phase=Phase.WARM_UP,
-            message=("the candidate needs more memory than the surface has"),
+            message=("the candidate needs more memory than the simulated device has"),
         )
         return TrialResult(
             trial_id=result.trial_id,

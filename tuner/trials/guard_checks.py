@@ -147,7 +147,7 @@ def output_check(found: ModuleOutput, *, gates: bool) -> GuardCheck:
     """Return the check of the module output with the largest deviation."""
     detail = (
         f"the output of {found.name} differs from the FP32 output for the same inputs by {found.difference:.2g} "
-        f"unit roundoffs, and in size by {found.size:+.2g} unit roundoffs"
+        f"unit roundoffs, and in magnitude by {found.size:+.2g} unit roundoffs"
     )
     return gated("outputs of modules", "output", found.ratio, 1.0, detail, gates)
 
@@ -160,8 +160,8 @@ def check_averages(averages: Sequence[Average], watch: GradientWatch, device: to
         return []
     found = worst_average(averages, watch.states)
     detail = (
-        f"the average {found.name} takes {found.share:.3g} of the new weight at step {found.step}, but the "
-        f"reference's average takes {found.wanted:.3g}"
+        f"the average {found.name} gives the new weight a share of {found.share:.3g} at step {found.step}, but the "
+        f"reference's average gives it {found.wanted:.3g}"
     )
     gates = device.type in GUARDED_DEVICES
     return [gated("averages", "average", found.score, AVERAGE_LIMIT, detail, gates)]
@@ -178,8 +178,8 @@ def check_draws(
     shift = shift_of_draws(scatter, watch.gradients, rounding)
     gates = device.type in GUARDED_DEVICES
     detail = (
-        f"the mean gradient over {len(watch.gradients)} draws of masks is {shift:.2g} standard errors from the "
-        f"reference's, allowed {scatter.shift_limit:.2g}"
+        f"the mean gradient over {len(watch.gradients)} draws of random masks is {shift:.2g} standard errors from "
+        f"the reference's, allowed {scatter.shift_limit:.2g}"
     )
     return [
         gated("scatter of masks", "masks", abs(excess), scatter.limit, _told_excess(excess, scatter), gates),
@@ -212,8 +212,8 @@ def check_masks(
 
 def _told_excess(excess: float, scatter: Scatter) -> str:
     return (
-        f"dropout and similar operations scatter gradients {math.exp(excess):.2g} times as much as in the "
-        f"reference, allowed {math.exp(-scatter.limit):.2g} to {math.exp(scatter.limit):.2g} times"
+        f"the spread of gradients that dropout and similar operations cause is {math.exp(excess):.2g} times the "
+        f"reference's, allowed {math.exp(-scatter.limit):.2g} to {math.exp(scatter.limit):.2g} times"
     )
 
 
@@ -248,12 +248,12 @@ def told_score(score: Score, part: str) -> str:
         return f"{score.name or part} is not finite at step {score.step}, or exists in only one of the two trainings"
     what = {
         "residual": f"{score.name} differs",
-        "slope": f"the size of {score.name} differs",
-        "scale": "the size of all tensors together differs",
+        "slope": f"the magnitude of {score.name} differs",
+        "scale": "the magnitude of all tensors together differs",
         "pooled": "all tensors together differ",
-        "zeros": "elements that must not be zero differ",
+        "zeros": "the share of elements that are zero only in the candidate differs",
     }[score.kind]
     return (
         f"{part}: {what} at step {score.step} by {score.ratio:.2g} times the largest allowed rounding difference "
-        f"(relative difference in size {score.excess:+.2g})"
+        f"(relative difference in magnitude {score.excess:+.2g})"
     )

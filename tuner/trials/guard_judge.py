@@ -255,4 +255,4 @@ class Judge:
         except (MemoryError, RuntimeError) as error:
             if num_ranks > 1 or not is_out_of_memory(error):
                 raise  # the other ranks wait for this one
-            return None, "memory is too small for a second training next to the candidate"
+            return None, "there is not enough memory for a second training next to the candidate's"

@@ -107,7 +107,7 @@ def find_launch(variables: Mapping[str, str] = os.environ) -> Launch | None:
         raise PlatformError(
             f"rank {rank} of {num_ranks} is number {local_rank} of {per_host} on host {host}, but ranks must be "
             "numbered host by host, with the same number of ranks on every host: give every host the same "
-            "--nproc-per-node (under srun --ntasks-per-node and --distribution=block)"
+            "--nproc-per-node (under srun: --ntasks-per-node and --distribution=block)"
         )
     return Launch(
         rank=rank,

@@ -141,7 +141,7 @@ def _check_content(
         return _content(0, "the dataset uses its own random generators, so only the order of samples could be checked")
     wrong = sum(1 for got, wanted in zip(found, expected, strict=True) if got != wanted)
     if not wrong and units and units != [job.workload.num_units(batch) for batch in plain]:
-        return _content(math.inf, "num_units counts the same batches differently")
+        return _content(math.inf, "num_units returns different counts for the same batches")
     return _content(wrong, f"{wrong} of {len(batches)} batches differ for the same indices and seeds")
 
 

@@ -60,7 +60,7 @@ def look_at_model(job: TrainingJob, batch: Any) -> ModelLook:
             if not is_out_of_memory(error) or pieces >= length or job.workload.has_custom_step:
                 raise
             job.optimizer.zero_grad(set_to_none=True)
-    raise AssertionError("the last piece either ran or raised")
+    raise AssertionError("the smallest micro-batch must have run or raised")
 
 
 def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
@@ -138,7 +138,9 @@ def _num_unused_parameters(model: Any) -> int:
     parameters = [p for p in model.parameters() if p.requires_grad]
     num_unused = sum(p.grad is None for p in parameters)
     if num_unused == len(parameters):
-        raise WorkloadRejectedError("the loss does not depend on any parameter of the model: no gradient reaches them")
+        raise WorkloadRejectedError(
+            "the loss does not depend on any parameter of the model: no parameter receives a gradient"
+        )
     return num_unused
 
 

@@ -43,7 +43,7 @@ def knobs_of(workload: Workload) -> tuple[KnobFacts, ...]:
         for name, values in declared.items():
             if name in found:
                 raise WorkloadRejectedError(
-                    f"{place} names {name!r}, which knobs also names: remove it from one of the two"
+                    f"{name!r} is declared in both {place} and `knobs`: remove it from one of the two"
                 )
             found[name] = _knob(workload, place, name, values, recipe=recipe)
     return tuple(found.values())

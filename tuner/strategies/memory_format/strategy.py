@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 class MemoryFormat(Strategy):
     setting = MemoryFormatSetting
-    summary = "contiguous or channels_last images; batch-second attention blocks"
+    summary = "contiguous or channels_last images; attention blocks with the batch as second dimension"
     attacks = COMPUTE
     cures = (
         Cure.CHOOSE_LAYOUT,
@@ -58,8 +58,8 @@ class MemoryFormat(Strategy):
             return Unsupported("requires a Conv2d layer; the model has none")
         if choice["batch_second"] and not workload.model.can_be_batch_second:
             return Unsupported(
-                "requires repeated blocks of nn.MultiheadAttention with batch_first=True whose other modules come "
-                "from torch and process each token independently"
+                "requires repeated blocks with nn.MultiheadAttention (batch_first=True); their other modules must "
+                "come from torch and process each token independently"
             )
         return Supported()
 

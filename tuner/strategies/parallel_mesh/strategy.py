@@ -95,9 +95,7 @@ class ParallelMesh(Strategy):
         if workload.custom_step:
             return Unsupported("not supported with a custom training_step, which would see only a part of the model")
         if not workload.batch_splittable or workload.varying_shapes:
-            return Unsupported(
-                "requires batches of one shape that can be split, because ranks concatenate their batches"
-            )
+            return Unsupported("requires splittable batches of one shape, because ranks concatenate their batches")
         if workload.model.has_batch_statistics:
             return Unsupported(
                 "not supported with batch normalisation: its statistics would be computed over batches of another size"

@@ -178,7 +178,7 @@ class Precision(Strategy):
         if level == "O1" and choice["dtype"] == "float16":
             return NeedsWorkload(
                 "float16 needs a loss scaler around the backward pass and the optimizer step, "
-                "which the script's own loop runs"
+                "but the script's own loop runs both"
             )
         if level == "O1" and not script.models:
             return NeedsWorkload(

@@ -239,8 +239,7 @@ class Chain:
         hidden = _hidden(args, kwargs)
         if number and hidden is not outputs[-1]:
             raise UnsupportedError(
-                f"the model computes something between blocks {number - 1} and {number}, which "
-                "no pipeline stage would run"
+                f"the model runs operations between blocks {number - 1} and {number}, which no pipeline stage would run"
             )
         if output.shape != hidden.shape:
             raise UnsupportedError(

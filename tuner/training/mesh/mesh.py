@@ -52,7 +52,8 @@ class Mesh(ParameterLayout):
         model_ranks = arguments.pipeline * arguments.tensor * arguments.expert
         if size % model_ranks:
             raise UnsupportedError(
-                f"the number of ranks ({size}) must be a multiple of the ranks of one model replica ({model_ranks})"
+                f"the number of ranks ({size}) must be a multiple of the number of ranks per model replica "
+                f"({model_ranks})"
             )
         self.arguments = arguments
         self.device = device

@@ -180,7 +180,7 @@ def _checked(split: Split) -> Split:
         raise UnsupportedError(f"{name} has parameters outside its matmuls: {', '.join(others)}")
     heads = int(getattr(split.core, pattern.heads))
     if inner % heads:
-        raise UnsupportedError(f"{name} has {heads} heads, which cannot share {inner} columns evenly")
+        raise UnsupportedError(f"{name} has {heads} heads, which do not divide its {inner} columns evenly")
     return Split(**{**vars(split), "units": heads})
 
 

@@ -91,8 +91,8 @@ def compare_ranks(calls: Mapping[int, CollectiveCalls]) -> RankComparison:
     if unaligned := [rank for rank in ranks if rank not in offsets]:
         listed = ", ".join(map(str, unaligned))
         notes.append(
-            f"no collective that synchronises all its ranks connects rank {listed} to rank {ranks[0]}, so their "
-            "clocks were not aligned"
+            f"the clocks of rank {ranks[0]} and rank {listed} were not aligned: no collective that synchronises all "
+            "its ranks connects them"
         )
     offsets = {rank: offsets.get(rank, 0) for rank in ranks}
     groups = [_same_moment(group.aligned(offsets), notes) for group in groups]
@@ -132,7 +132,7 @@ def _same_moment(group: Matched, notes: list[str]) -> Matched:
     apart = group.waiting & (group.start.max(axis=1) > group.end.min(axis=1) + MAX_DRIFT_NS)
     if not apart.any():
         return group
-    notes.append(f"{counted(int(apart.sum()), 'collective call')} not compared: at different times on the ranks")
+    notes.append(f"{counted(int(apart.sum()), 'collective call')} not compared: not in progress on all ranks at once")
     return group.only(~apart)
 
 

@@ -60,12 +60,12 @@ def diagnose_ranks(
     if gain is None or gain.expected is None:
         message = (
             f"for {share:.0%} of the step rank {waiting} waits for rank {late.rank}, which arrives last in "
-            f"{late.late_share:.0%} of the collectives{beside}: this is not network time"
+            f"{late.late_share:.0%} of the collectives{beside}: this wait is not network time"
         )
     else:
         message = (
             f"without late ranks the step would be {gain.share} shorter: rank {late.rank} arrives last in "
-            f"{late.late_share:.0%} of the collectives{beside}, which is not network time"
+            f"{late.late_share:.0%} of the collectives{beside}; waiting for it is not network time"
         )
     removable = evidence[waiting].late_removable_share
     return [
@@ -74,8 +74,8 @@ def diagnose_ranks(
             severity=SEVERITIES[level],
             message=message,
             advice=(
-                "balance the ranks' work and data, and check the late rank's own findings; other gradient "
-                "buckets would not help"
+                "balance the ranks' work and data, and check the late rank's own findings; changing the "
+                "gradient buckets would not help"
             ),
             strategies=(),
             bound=bound_of(gain, removable, share),

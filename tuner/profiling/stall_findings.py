@@ -68,7 +68,10 @@ STALL_ADVICE = {
 def _stall_advice(longest: Stall, facts: StepFacts) -> str:
     if cause := cause_of(longest.name):
         return STALL_ADVICE[cause]
-    causes = "a sleep, a lock, garbage collection, a checkpoint, logging, a loader without marks, or a Python loop"
+    causes = (
+        "a sleep, a lock, garbage collection, a checkpoint, logging, a data loader that the trace does not mark, or a "
+        "Python loop"
+    )
     if longest.name:
         return "move this work out of the step, or run it in parallel with the steps"
     if facts.own_capture:

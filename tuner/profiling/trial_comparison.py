@@ -50,7 +50,9 @@ def compare_trials(
         notes.append("categories are means over the ranks; kernels and gaps are those of the first rank")
     sizes = [_samples_per_step(trial) for trial in (before, after)]
     if all(sizes) and sizes[0] != sizes[1]:
-        notes.append(f"a step has {sizes[0]:g} samples on one side and {sizes[1]:g} on the other: compare rates")
+        notes.append(
+            f"a step has {sizes[0]:g} samples on one side and {sizes[1]:g} on the other: compare samples per second"
+        )
     kernels, gaps = ([rows(trial) for trial in (before, after)] for rows in (_kernels, _gaps))
     if all(trial.breakdowns[0].rescaled for trial in (before, after)) and any((*kernels, *gaps)):
         notes.append(AS_PROFILED)

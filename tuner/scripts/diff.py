@@ -285,10 +285,10 @@ def _unchanged(script: ScriptFacts, name: str) -> str:
         text = path.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RecommendationError(
-            f"{path} cannot be read ({error}): restore the file that was tuned, because the diff changes it"
+            f"{path} cannot be read ({error}): the diff requires the file as it was tuned, so restore it"
         ) from None
     if source_digest(text) != script.files[name]:
-        raise RecommendationError(f"{path} was edited since it was tuned: undo that, or tune it again")
+        raise RecommendationError(f"{path} was edited since it was tuned: undo the edits, or tune the script again")
     return text
 
 

@@ -225,13 +225,21 @@ class _Judgement:
         disturbed = [run for runs in self._disturbed.values() for run in runs if run["wide"]]
         if not found or not wanted or not disturbed:
             if self._unit > FP32_ROUNDOFF:
-                self._notes.append("gradients not compared in FP32: on a CPU, and in scripts without autocast only")
+                self._notes.append(
+                    "gradients not compared in FP32: this comparison requires a CPU and a script without autocast"
+                )
             return False
         if any(run["wide_has_16_bits"] for run in disturbed):
             self._notes.append("gradients not compared in FP32: the script computes in 16 bits without autocast")
             return False
         if _shape(self._reference["wide"]) != _shape(self._candidate["wide"]):
-            self._checks.append(_failed("gradients in FP32", "the steps in FP32 make other updates", kind="twin"))
+            self._checks.append(
+                _failed(
+                    "gradients in FP32",
+                    "the steps in FP32 differ from the reference's in their losses or updates",
+                    kind="twin",
+                )
+            )
             return True
         exact = range(len(wanted))
         runs = [[_gradients(step) for step in run["wide"]] for run in disturbed]

@@ -79,7 +79,7 @@ class Look:
     @property
     def script(self) -> ScriptFacts:
         """Findings of the inspection, in the form that strategies use."""
-        assert self.facts.script is not None, "facts of an inspection have a script"
+        assert self.facts.script is not None, "the facts of an inspection must include script facts"
         return self.facts.script
 
 

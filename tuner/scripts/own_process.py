@@ -65,14 +65,14 @@ class OwnProcess:
             RunnerError: The process failed.
         """
         process = self.start()
-        assert process.stdin is not None, "the process was started with a pipe"
-        assert process.stdout is not None, "the process was started with a pipe"
+        assert process.stdin is not None, "the process must have a pipe for its input"
+        assert process.stdout is not None, "the process must have a pipe for its output"
         try:
             _write(process.stdin, given)
             return _read(process.stdout)
         except (BrokenPipeError, EOFError):
             process.wait()
-        assert self._errors is not None, "the file was opened with the process"
+        assert self._errors is not None, "the process must have a file for its errors"
         self._errors.seek(0)
         last = self._errors.read().decode(errors="replace").strip().splitlines()[-1:]
         raise RunnerError(f"{self._failed}: {last[0] if last else 'no message'}")

@@ -30,10 +30,11 @@ def check_averages(
     if not averages:
         return [], []
     if worst_held(averages, repeated, number).score > LIMIT:
-        return [], ["averages of the weights: they follow another recurrence in a repeated run of today's settings"]
+        return [], ["averages of the weights: a repeated run of today's settings follows a different recurrence"]
     found = worst_held(averages, candidate, number)
     detail = (
-        f"{found.name} takes {found.share:.3g} of its weight at step {found.step}, the reference {found.wanted:.3g}"
+        f"at step {found.step}, {found.name} takes {found.share:.3g} of the weight, but {found.wanted:.3g} in the "
+        "reference"
     )
     return [gated("averages", "average", found.score, LIMIT, detail, device in GUARDED_DEVICES)], []
 

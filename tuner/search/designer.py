@@ -495,8 +495,12 @@ def why_not(result: TrialResult) -> str:
 def _remedy(void: str) -> str:
     """Return advice for a machine with void windows, by the reason why they are void."""
     if void.endswith("of the cores"):
-        return "end them, or measure without --quiet-machine (in a service, without quiet_machine)"
-    return "end them" if void.endswith("of the device") else "cool the device or lower its power limit, and resume"
+        return "end these programs, or measure without --quiet-machine (in a service, without quiet_machine)"
+    return (
+        "end these processes"
+        if void.endswith("of the device")
+        else "cool the device or lower its power limit, and resume"
+    )
 
 
 def _why_it_does_not_count(result: TrialResult) -> str:

@@ -205,7 +205,7 @@ def _beside(result: TrialResult, num_beside: int) -> Failure:
         return Failure(
             kind=FailureKind.OUT_OF_MEMORY,
             phase=Phase.MEASURE,
-            message=f"nothing was measured, because memory ran out while {others} running; repeated alone",
+            message=f"nothing was measured, because memory ran out while {others} running; the trial is repeated alone",
         )
-    message = f"{result.failure.message}; {others} running; repeated alone"
+    message = f"{result.failure.message}; {others} running, so the trial is repeated alone"
     return msgspec.structs.replace(result.failure, message=message)

@@ -169,13 +169,15 @@ class Preparation:
             if known is None:
                 raise
             raise self._refused(
-                known, f"the study cannot continue here ({error}). Resume it there, or start a new study"
+                known,
+                f"the study cannot continue here ({error}). Resume it on the machine where it started, or start a "
+                "new study",
             ) from None
         if known and known.hardware != environment.hardware and not self._other_hardware:
             raise self._refused(
                 known,
-                f"this machine is {environment.hardware.label} or has other versions, and measurements of "
-                "different machines cannot be compared. Start a new study",
+                f"this machine is {environment.hardware.label} or has other software versions, and measurements "
+                "of different machines cannot be compared. Start a new study",
             )
         self._view.say(stage="inspecting the workload")
         facts = self._inspect()

@@ -88,7 +88,9 @@ def _allowed_by(annotation: Any) -> tuple[Scalar | range, ...]:
         return (False, True)
     if get_origin(annotation) is Annotated:
         return tuple(annotation.__metadata__)
-    assert get_origin(annotation) is Literal, f"{annotation} must list the allowed values, as Literal and Annotated do"
+    assert get_origin(annotation) is Literal, (
+        f"{annotation} must be bool, or a Literal or Annotated of all allowed values"
+    )
     return get_args(annotation)
 
 

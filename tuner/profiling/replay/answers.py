@@ -83,7 +83,7 @@ def replay(graph: Graph, unprofiled_ns: float | None = None, *, workers: bool = 
     refusal = refused(graph)
     error = abs(step_time_ns(graph, usual_delays=True) / graph.recorded_ns - 1) if not refusal else 1.0
     if not refusal and error > MOST_ERROR:
-        refusal = f"the step time of the replayed, unchanged steps differs from the recorded one by {error:.0%}"
+        refusal = f"the replay of the unchanged steps misses the recorded step time by {error:.0%}"
     if refusal:
         return Replay(recorded_ns=round(graph.recorded_ns), refusal=refusal)
     recorded, found = graph, Levels()
@@ -200,7 +200,7 @@ def of_all_steps(replay: Replay, breakdown: Breakdown, num_replayed: int) -> Rep
     name = max(shares, key=lambda name: shares[name], default="")
     if not name or shares[name] <= MOST_DIFFERENCE:
         return replay
-    why = f"only the first {num_replayed} of {breakdown.num_steps} steps were simulated, and the others differ"
+    why = f"only the first {num_replayed} of {breakdown.num_steps} steps were simulated, but the other steps differ"
     said = name.replace("_", " ")
     return Replay(recorded_ns=replay.recorded_ns, refusal=f"{why}: {said} by {shares[name]:.0%} of the step")
 
@@ -227,7 +227,9 @@ def refused(graph: Graph) -> str:
     if operations.known < LEAST_KNOWN:
         return f"no launch is recorded for {1 - operations.known:.0%} of the device's time"
     if operations.unexplained > MOST_UNEXPLAINED:
-        return f"for {operations.unexplained:.0%} of the time, operations start later than any recorded event explains"
+        return (
+            f"for {operations.unexplained:.0%} of the time, operations are delayed, but no recorded event explains why"
+        )
     return ""
 
 
@@ -272,9 +274,7 @@ def replay_ranks(graphs: Mapping[int, Graph], unprofiled_ns: float | None = None
         return Replay(recorded_ns=round(recorded), refusal=refusal or str(reason))
     error = abs(several.step_time_ns(joint, usual_delays=True) / recorded - 1)
     if error > MOST_ERROR:
-        refusal = (
-            refusal or f"the step time of the replayed, unchanged steps differs from the recorded one by {error:.0%}"
-        )
+        refusal = refusal or f"the replay of the unchanged steps misses the recorded step time by {error:.0%}"
     if refusal:
         return Replay(recorded_ns=round(recorded), refusal=refusal)
 

@@ -155,7 +155,7 @@ def step_time_ns(ranks: Ranks, *, usual_delays: bool = False) -> float:
                 arrived.append((one, runs[one].send(end)[1]))
             except StopIteration as done:
                 times.append(float(done.value))
-    assert len(times) == len(runs), "ranks have the same collectives"
+    assert len(times) == len(runs), "all ranks must have the same collectives"
     return max(times)
 
 

@@ -36,7 +36,7 @@ LOWER_PRECISION = (
         advice="use FP16 matmuls, with dimensions that are multiples of 8 (this device has neither TF32 nor BF16)",
         cures=(Cure.LOWER_PRECISION,),
         useful=lambda facts: facts.faster_dtypes == (FP16,),
-        unless="the device has TF32 or BF16, or no tensor cores",
+        unless="the device has TF32 or BF16, or has no tensor cores",
     ),
 )
 

@@ -136,7 +136,7 @@ class _Measured:
 
     def _check_size(self, size: int) -> None:
         if size != self._record["num_ranks"]:
-            self._refuse(f"it was measured with {self._record['num_ranks']} ranks, but there are {size}")
+            self._refuse(f"it was measured with {self._record['num_ranks']} ranks, but this job has {size}")
 
     def _refuse(
         self, reason: str, remedy: str = (". Tune the script again, or remove the line steptune.enable()")

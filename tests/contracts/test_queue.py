@@ -766,11 +766,11 @@ class TestStopping:
         """Whatever its worker says afterwards: its files could not be kept, or it tells the reason in other words."""
         submitted(queue)
         lease = claimed(queue, cpu_worker(queue)).lease
-        SqlStudyStore(engine, lease=lease).set_state("study", StudyState.CANCELLED, "before the baseline was measured")
+        SqlStudyStore(engine, lease=lease).set_state("study", StudyState.CANCELLED, "the baseline was not measured")
         events = SqlStudyStore(engine).events("study")
         queue.release(lease, StudyState.QUEUED, "the disk is full", lost=True)
         assert queue.entry("study").state is StudyState.CANCELLED
-        assert queue.entry("study").message == "before the baseline was measured"
+        assert queue.entry("study").message == "the baseline was not measured"
         assert SqlStudyStore(engine).events("study") == events, "the last one was there with the state"
 
     def test_a_study_learns_from_those_of_its_owner(self, engine, queue):

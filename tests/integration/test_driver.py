@@ -648,7 +648,7 @@ class TestInterruption:
         study.machine.inspect = interrupted
         with pytest.raises(KeyboardInterrupt):
             study.run()
-        assert study.store.get_study(study.study_id).message == "before the search continued"
+        assert study.store.get_study(study.study_id).message == "the search had not continued"
         assert study.store.recommendation(study.study_id) == earlier
 
     def test_a_resumed_study_interrupted_as_it_tells_its_story_again_forgets_nothing(self, monkeypatch):

@@ -230,7 +230,7 @@ class StudyDriver:
         if designer is None or not designer.baseline_results():
             again = self.prepared is None and self._ledger.num_trials > 0
             self._store.set_state(
-                self.study.study_id, state, f"before the {'search continued' if again else 'baseline was measured'}"
+                self.study.study_id, state, "the search had not continued" if again else "the baseline was not measured"
             )
             raise KeyboardInterrupt
         designer.stop("the study was interrupted", INTERRUPTED)

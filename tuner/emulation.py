@@ -91,6 +91,6 @@ def _number(variable: str, what: str, otherwise: int) -> int:
     text = os.environ.get(variable, str(otherwise))
     if not text.isdecimal() or (int(text) < 1 and variable in os.environ):
         raise PlatformError(
-            f"{variable} must be a number of {what} of at least 1, got {text!r}: set it to 2, for example, or unset it"
+            f"{variable} must be a number of {what}, at least 1, got {text!r}: set it to 2, for example, or unset it"
         )
     return int(text)

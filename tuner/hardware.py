@@ -51,7 +51,7 @@ def check_platform() -> None:
         PlatformError: The operating system, interpreter or torch version is not supported.
     """
     if sys.platform not in ("linux", "darwin"):
-        raise PlatformError(f"{sys.platform} is not supported: Steptune runs on Linux, and on macOS on the CPU")
+        raise PlatformError(f"{sys.platform} is not supported: Steptune runs on Linux, or on macOS (CPU only)")
     if sys.version_info[:2] not in SUPPORTED_PYTHONS:
         wanted = " or ".join(f"{a}.{b}" for a, b in SUPPORTED_PYTHONS)
         raise PlatformError(f"Python {platform.python_version()} is not supported: use Python {wanted}")

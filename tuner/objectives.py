@@ -106,8 +106,8 @@ class Objective:
         check_device(self, hardware.device_kind)
         if self.kind == ENERGY and num_ranks > 1:
             raise ChoiceError(
-                "objective energy requires one rank, because it reads the power of one device, got "
-                f"{num_ranks}: use one rank, or choose throughput, steps:N or cost:PRICE"
+                f"objective energy reads the power of one device and so requires one rank, got {num_ranks}: "
+                "use one rank, or choose throughput, steps:N or cost:PRICE"
             )
 
     def figure(self, rate: float, *, unit: SampleUnit, units_per_step: float, num_devices: int) -> str:

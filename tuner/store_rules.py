@@ -82,7 +82,7 @@ def number(value: float | None) -> float | None:
 
 def check_begins(trial: Trial) -> None:
     """Assert that a new trial has the state running and no result; the result is recorded when the trial completes."""
-    assert trial.state is TrialState.RUNNING, f"trial {trial.trial_id} must begin as running, got {trial.state}"
+    assert trial.state is TrialState.RUNNING, f"trial {trial.trial_id} must begin in state running, got {trial.state}"
     assert trial.result is None, f"trial {trial.trial_id} must begin without a result"
 
 
@@ -129,9 +129,9 @@ def only_match(text: str, matches: Sequence[str], newest: Sequence[str]) -> str:
         raise StudyNotFoundError(f"there is no study {text!r}, and no other study yet: start one with `steptune tune`")
     ends = (end for known in newest for end in (known, known[-len(text) :], known[: len(text)]))
     close = near(text, ["last", *ends]) if text else []
-    meant = f": did you mean {close[0]!r}?" if close else ""
+    meant = f" (did you mean {close[0]!r}?)" if close else ""
     shown = ", ".join(newest[:NUM_IDS_SHOWN])
-    raise StudyNotFoundError(f"no study's id begins or ends with {text!r}{meant}; the newest here: {shown}")
+    raise StudyNotFoundError(f"no study's id begins or ends with {text!r}{meant}; the newest studies: {shown}")
 
 
 def unknown_study(study_id: str) -> StudyNotFoundError:
@@ -161,4 +161,6 @@ def completion_refused(trial_id: str, state: TrialState | None) -> StoreError:
     """Return the error for a result that cannot be recorded; `state` is None for an unknown trial."""
     if state is None:
         return unknown_trial(trial_id)
-    return StoreError(f"trial {trial_id!r} is already {state.value}: a result is recorded once, for a running trial")
+    return StoreError(
+        f"trial {trial_id!r} is already {state.value}: a result can be recorded only once, while the trial is running"
+    )

@@ -61,5 +61,5 @@ def _is_under(path: str, folders: Iterable[Path]) -> bool:
 def _torch() -> Path:
     specification = importlib.util.find_spec("torch")
     origin = specification.origin if specification is not None else None
-    assert origin is not None, "torch is installed where a model runs"
+    assert origin is not None, "running a model requires torch"
     return Path(origin).parent

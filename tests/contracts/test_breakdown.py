@@ -527,7 +527,7 @@ class TestQuality:
         events = [step(1, 0, 100), operator("aten::mm", 10, 90)]
         slowed, fair = (analyse(trace_of(tmp_path, events), ns)[0].quality for ns in (25_000, 90_000))
         (impossible,) = analyse(trace_of(tmp_path, events), 300_000)[0].quality.problems
-        assert impossible == "the step time that was given as unprofiled is 3 times the profiled step time: it was " + (
+        assert impossible == "the given unprofiled step time is 3 times the profiled step time: it was " + (
             "measured on other steps"
         )
         assert slowed.problems == ("the profiler made the step 4.00 times as long",)

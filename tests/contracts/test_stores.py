@@ -199,7 +199,7 @@ class TestFindingStudies:
     @pytest.mark.parametrize("text", ["aaa", "03", "", "%", "_", "01_aa", "01AAA"])
     def test_what_fits_none_is_refused_and_names_the_newest(self, three, text):
         """Neither the middle of an id fits, nor a pattern, nor another case."""
-        with pytest.raises(StudyNotFoundError, match="the newest here: 02ccc-yy, 01bbb-yy, 01aaa-xx"):
+        with pytest.raises(StudyNotFoundError, match="the newest studies: 02ccc-yy, 01bbb-yy, 01aaa-xx"):
             three.get_study(text)
 
     def test_an_id_that_begins_another_is_found(self, store):

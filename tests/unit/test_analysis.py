@@ -94,7 +94,7 @@ def test_missing_ranks_are_named(tmp_path):
     files = [write_trace(tmp_path / f"{rank}.json", rank_events(30, 50), **world(rank, 8)) for rank in (3, 5)]
     analysis = analyse_traces(files)
     assert [rank.rank for rank in analysis.ranks] == [3, 5]
-    assert analysis.notes[0].startswith("only 2 of 8 ranks were given")
+    assert analysis.notes[0].startswith("traces of only 2 of 8 ranks were given")
 
 
 def test_one_rank_twice_is_an_error_that_names_both_files(tmp_path):

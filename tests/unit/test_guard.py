@@ -560,7 +560,7 @@ class TestVerdict:
     def test_says_what_was_compared_and_what_could_not_be(self, study: Study, coordinator: Coordinator) -> None:
         verdict = run_guard(study.job(), study.files, self.spec(study), 0, coordinator)
         told = "; ".join(verdict.compared)
-        assert told.startswith("updates equal within a relative 1e-05 in 5 steps (")
+        assert told.startswith("updates equal within a relative tolerance of 1e-05 in 5 steps (")
         assert "gradients within the rounding of FP32 (" in told
         assert verdict.notes == ()
 

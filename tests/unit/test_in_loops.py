@@ -52,7 +52,7 @@ def test_a_later_process_reads_the_files_and_one_that_decodes_otherwise_does_not
 
 
 def test_an_unknown_place_is_refused() -> None:
-    with pytest.raises(ChoiceError, match=r"where must be \"memory\" or \"disk\", got 'ram'"):
+    with pytest.raises(ChoiceError, match=r"`where` must be \"memory\" or \"disk\", got 'ram'"):
         steptune.cached(Numbers(0), "ram")  # type: ignore[arg-type]
 
 

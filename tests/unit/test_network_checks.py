@@ -83,11 +83,11 @@ class TestHealthyHost:
         assert of(tmp_path, "RDMA ports")[0].effect == "hosts communicate through TCP sockets"
 
     def test_what_is_no_directory_is_refused_with_the_way_out(self, tmp_path: Path) -> None:
-        with pytest.raises(ChoiceError, match="not a directory: give a directory with a host's sys, proc"):
+        with pytest.raises(ChoiceError, match="not a directory: give a directory with copies of a host's /sys, /proc"):
             examine_host(tmp_path / "missing")
 
     def test_a_directory_that_holds_no_host_is_not_taken_for_one_without_anything(self, tmp_path: Path) -> None:
-        with pytest.raises(ChoiceError, match="contains no sys: give a directory with a host's sys, proc"):
+        with pytest.raises(ChoiceError, match="contains no sys: give a directory with copies of a host's /sys, /proc"):
             examine_host(tmp_path)
 
 

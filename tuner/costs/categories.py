@@ -178,14 +178,15 @@ CATEGORIES: tuple[CategoryInfo, ...] = (
         category=Category.LAUNCH_LATENCY,
         group="gaps",
         title="launch latency",
-        counts="time from the launch call to the start of the kernel, up to the usual latency of an empty queue",
+        counts="time from the launch call to the start of the kernel, counted up to the usual latency with an empty "
+        "queue",
         host=True,
     ),
     CategoryInfo(
         category=Category.DISPATCH,
         group="gaps",
         title="between queued kernels",
-        counts="gaps between two operations that had both been launched already, up to the usual latency; such gaps "
+        counts="gaps between two operations that were both queued already, counted up to the usual latency; such gaps "
         "remain even on a device that always has work queued",
     ),
     CategoryInfo(

@@ -164,7 +164,7 @@ def _bucket_ns(
     widening_ns = num_elements * widening_bytes(formats, exchange) / copy_rate * 1e9
     if exchange.levels == 2 and topology.inside and topology.between:
         ranks_per_host, num_hosts = topology.ranks_per_host, topology.num_hosts
-        assert ranks_per_host is not None, "two levels require the same number of ranks on every host"
+        assert ranks_per_host is not None, "a two-level reduction requires the same number of ranks on every host"
         size_bytes = num_elements * element_bytes
         copied_ns = COPIED_PARTS * size_bytes / copy_rate * 1e9
         return (

@@ -49,10 +49,7 @@ def own_for(recommendation: Recommendation) -> tuple[Exporter, ...]:
 def why_not_exported(exporter: Exporter, recommendation: Recommendation) -> str | None:
     """Return the reason why a format cannot hold a recommendation; None where it can."""
     if is_command(recommendation.workload) and not isinstance(exporter, NativeJson):
-        return (
-            "this format cannot change a training script: export the format diff, or the format json for "
-            "steptune.enable"
-        )
+        return "this format cannot change a training script: export as diff, or as json for steptune.enable"
     return exporter.refusal(recommendation)
 
 

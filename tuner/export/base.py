@@ -105,7 +105,7 @@ def headline(recommendation: Recommendation) -> str:
         Verdict.NO_SIGNIFICANT_GAIN: (
             "no significant gain was found; these are today's settings, or settings of the same speed"
         ),
-        Verdict.ENABLES_TRAINING: "makes the training fit into memory, which today's settings do not",
+        Verdict.ENABLES_TRAINING: "makes the training fit into memory; with today's settings it does not fit",
         Verdict.UNCONFIRMED: "the best settings seen, whose gain is not confirmed",
         Verdict.INCONCLUSIVE: "gains could not be distinguished from noise; these are today's settings",
         Verdict.NOT_SEARCHED: "no candidate was tried; these are today's settings",

@@ -61,7 +61,7 @@ def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
     missing = sharding.unsaid("ZeRO limits prefetching by size, not by number of units")
     if stage == 3:
         missing |= dict.fromkeys(
-            ("wrap", "min_num_params"), "ZeRO-3 gathers each module separately, whatever is wrapped"
+            ("wrap", "min_num_params"), "ZeRO-3 gathers each module separately, regardless of the wrapping"
         )
     if stage == 2:
         missing |= dict.fromkeys(("wrap", "min_num_params"), "ZeRO-2 does not shard parameters, so it gathers nothing")

@@ -42,7 +42,7 @@ def cached(
     from steptune.tuner.strategies.dataset_cache.strategy import CachedDataset
 
     if where not in ("memory", "disk"):
-        raise ChoiceError(f'where must be "memory" or "disk", got {where!r}')
+        raise ChoiceError(f'`where` must be "memory" or "disk", got {where!r}')
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise ChoiceError(
             f"a cache requires a map-style dataset with __getitem__ and __len__, got {type(dataset).__name__}: add "

@@ -98,7 +98,7 @@ def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
 
 class LightningTrainer(TranslatingExporter):
     name = "lightning"
-    summary = "a Trainer of Lightning, as a Python function"
+    summary = "a Lightning Trainer, as a Python function"
     version = "lightning 2.6.6"
     usage = "trainer(max_epochs=...).fit(prepared(module), DataLoader(prepared_dataset(dataset), **DATALOADER))"
     comment = "#"

@@ -41,7 +41,7 @@ def recommendation_of_trial(
     candidate, number = trial.candidate, trial.sequence
     if candidate == recommendation.candidate:
         return recommendation
-    assert study.facts is not None, "a study with a recommendation has examined its workload"
+    assert study.facts is not None, "exporting a trial requires a study that has inspected its workload"
     good = _usable([t.result for t in trials if t.candidate == candidate and t.result is not None], number)
     choices = complete_choices(candidate, study.facts)
     named = [other for other in recommendation.alternatives if other.candidate == candidate]

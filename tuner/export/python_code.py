@@ -19,7 +19,9 @@ from steptune.tuner.strategies.nccl_settings.strategy import OWN
 NO_BATCH = "the global batch cannot be divided evenly over ranks and micro-batches"
 NO_LAYOUT = "your script's parameters do not share one buffer; use steptune.apply"
 ONE_RANK = "one process has no gradients to reduce"
-NO_EPOCHS_AHEAD = {"epochs_ahead": "a DataLoader cannot start an epoch before the last one ends; use steptune.apply"}
+NO_EPOCHS_AHEAD = {
+    "epochs_ahead": "a DataLoader cannot start an epoch before the previous one ends; use steptune.apply"
+}
 STAYS_SET = "measured with this variable set; start the training with the same value"
 LIKE_OTHERS = "PyTorch also applies a given bucket size to the first bucket"
 DDP_FLAGS = {

@@ -41,7 +41,7 @@ MODES = {
     "hybrid": Mode(fsdp1="HYBRID_SHARD", fsdp2=False, zero_stage=None),
 }
 WRAPS = {"root": "NO_WRAP", "block": "TRANSFORMER_BASED_WRAP", "size": "SIZE_BASED_WRAP"}
-NO_DEPTH = "the target gathers only one unit ahead"
+NO_DEPTH = "this export gathers parameters only one unit ahead"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +87,11 @@ class Sharding:
         reasons = {
             "prefetch": (self.prefetch != 1, depth),
             "backward_prefetch": (self.backward_prefetch != 1, depth),
-            "ignored": (self.ignored is not None, "the target also shards normalisation layers and routers"),
-            "reduce_each": (not self.reduce_each, "the target decides itself when to reduce micro-batch gradients"),
+            "ignored": (self.ignored is not None, "this export also shards normalisation layers and routers"),
+            "reduce_each": (
+                not self.reduce_each,
+                "this export leaves it to the framework when to reduce micro-batch gradients",
+            ),
         }
         return {name: reason for name, (set_, reason) in reasons.items() if set_}
 

@@ -76,9 +76,9 @@ def _compile(choice: Choice, recommendation: Recommendation) -> Said:
 
 def _optimizer(choice: Choice, recommendation: Recommendation) -> Said:
     fused = choice["implementation"] == "fused"
-    reason = "optim leaves the implementation to PyTorch; pass Trainer an optimizer that is made with **OPTIMIZER"
+    reason = "optim leaves the implementation to PyTorch; to set it, pass Trainer an optimizer made with **OPTIMIZER"
     if fused:
-        reason = "optim selects PyTorch's fused AdamW; pass Trainer another optimizer that is made with **OPTIMIZER"
+        reason = "optim selects PyTorch's fused AdamW; to use another optimizer, pass Trainer one made with **OPTIMIZER"
     return Said(
         sections={
             _ARGUMENTS: {"optim": "adamw_torch_fused" if fused else "adamw_torch"},

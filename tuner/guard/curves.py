@@ -395,16 +395,16 @@ def compared(checks: Sequence[GuardCheck], curve: Curve, unit_roundoff: float) -
     arithmetic = ARITHMETICS.get(unit_roundoff, f"{unit_roundoff:.2g}")
     steps = len(curve.losses)
     parts = {
-        "update": f"updates equal within a relative {RELATIVE:g} in {steps} steps",
+        "update": f"updates equal within a relative tolerance of {RELATIVE:g} in {steps} steps",
         "gradient": f"gradients within the rounding of {arithmetic}",
         "twin": "gradients within the rounding of FP32 when the candidate runs without its precision choice",
         "output": f"module outputs within the rounding of {arithmetic}, for the inputs that each module received",
-        "state": "statistics and other untrained state within the same rounding",
+        "state": f"statistics and other untrained state within the rounding of {arithmetic}",
         "average": "weight averages that follow the reference's averaging rule",
         "calls": "dropout rates, clipping bounds and scheduler steps",
         "pointwise": f"losses and gradient norms in {steps} steps",
-        "masks": f"dropout masks by the mean and scatter of gradients in {len(curve.curve_losses)} steps",
-        "mask rate": "dropout masks by rate and scale in each module",
+        "masks": f"mean and spread of gradients over dropout masks in {len(curve.curve_losses)} steps",
+        "mask rate": "rate and scale of dropout masks in each module",
         "curve": f"mean loss of {len(curve.curve_losses) or len(curve.horizon_losses)} steps with dropout on",
         "loader": "order and content of samples",
     }

@@ -75,7 +75,7 @@ def _deviations(reference: Mapping[str, ModuleMasks], found: Mapping[str, Module
         error = math.sqrt(wanted.variance * (1 / len(wanted.rates) + 1 / len(own.rates)))
         yield MaskDeviation(
             ratio=abs(own.mean - wanted.mean) / error / RATE_LIMIT,
-            detail=f"{name} sets {own.mean:.3g} of its input to zero, but the reference sets {wanted.mean:.3g}",
+            detail=f"{name} sets a fraction of {own.mean:.3g} of its input to zero, the reference {wanted.mean:.3g}",
         )
         apart = abs(own.scale / wanted.scale - 1) if own.scale and wanted.scale else 0.0
         yield MaskDeviation(

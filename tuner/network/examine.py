@@ -19,9 +19,13 @@ def examine_host(root: Path = Path("/")) -> list[NetworkFinding]:
         ChoiceError: `root` is not a directory, or holds no host's files, whose absence would say nothing about a host.
     """
     if not root.is_dir():
-        raise ChoiceError(f"{root} is not a directory: give a directory with a host's /sys, /proc, /etc and /dev")
+        raise ChoiceError(
+            f"{root} is not a directory: give a directory with copies of a host's /sys, /proc, /etc and /dev"
+        )
     if not (root / "sys").is_dir():
-        raise ChoiceError(f"{root} contains no /sys: give a directory with a host's /sys, /proc, /etc and /dev")
+        raise ChoiceError(
+            f"{root} contains no sys: give a directory with copies of a host's /sys, /proc, /etc and /dev"
+        )
     host = Host(root)
     return [finding for check in CHECKS for finding in _examined(check, host)]
 

@@ -223,7 +223,7 @@ def _contention(
                 f"--contention must be in [0, 1), got {given:g}: give the share of its speed that compute loses "
                 "during communication"
             )
-        assumptions.append(f"compute loses {given:.0%} of its speed while communication runs, as given")
+        assumptions.append(f"compute loses {given:.0%} of its speed while communication runs (given, not measured)")
         return given, False
     found = measured_contention(results) if environment.num_ranks > 1 else None
     if found is not None:

@@ -29,8 +29,8 @@ class Cluster:
     def __post_init__(self) -> None:
         if self.num_hosts < 1 or self.devices_per_host < 1:
             raise ChoiceError(
-                f"a cluster must have at least one host and one device per host, got {self.num_hosts} and "
-                f"{self.devices_per_host}"
+                f"a cluster must have at least one host and one device per host, got {self.num_hosts} (hosts) "
+                f"and {self.devices_per_host} (devices per host)"
             )
         if self.devices_per_host > 1 and self.inside is None:
             raise ChoiceError(

@@ -141,7 +141,8 @@ def checks_of(basis: Basis, study: Study, trials: Sequence[Trial], cluster: Clus
         return []
     if study.facts.model != basis.workload.model:
         raise StoreError(
-            f"study {study.study_id} has a different model, so its steps cannot be compared with a prediction"
+            f"study {study.study_id} has a different model from the basis of the prediction, so its steps cannot be "
+            "compared with the prediction"
         )
     results = [t.result for t in trials if t.result is not None]
     per_rank = {round(units_per_step(r) / cluster.num_ranks / basis.facts.units_per_rank, 2) for r in results if r.ok}

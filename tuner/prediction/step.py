@@ -23,7 +23,10 @@ back three of them."""
 BACKWARD_SHARE = 2 / 3
 """Default share of the backward pass in the compute of both passes: each matmul of the forward pass needs two in the
 backward."""
-NO_PHASES = "the profile does not separate forward and backward pass: two thirds are counted as the backward pass"
+NO_PHASES = (
+    "the profile does not separate forward and backward pass: two thirds of their compute time are counted as backward "
+    "pass"
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,7 +83,7 @@ def simulate(tasks: Sequence[Task], contention: float = 0.0) -> Timeline:
     for _ in tasks:  # one of them ends in every round
         heads = [queue[places[lane]] for lane, queue in queues.items() if places[lane] < len(queue)]
         running = {tasks[n].lane: n for n in heads if all(ends_ns[before] is not None for before in tasks[n].after)}
-        assert running, "a task must not wait for one that was issued later"
+        assert running, "a task must not wait for a task that was issued later"
         speeds = dict.fromkeys(Lane, 1.0)
         if len(running) == len(Lane):
             speeds[Lane.COMPUTE] = 1 - contention

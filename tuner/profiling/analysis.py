@@ -556,4 +556,6 @@ def _missing_ranks(analyses: Sequence[RankAnalysis]) -> list[str]:
     size = max(analysis.num_ranks for analysis in analyses)
     if size <= len(analyses):
         return []
-    return [f"only {len(analyses)} of {size} ranks were given: the rank that the others wait for may be missing"]
+    return [
+        f"traces of only {len(analyses)} of {size} ranks were given: the rank that the others wait for may be missing"
+    ]

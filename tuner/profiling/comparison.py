@@ -279,7 +279,8 @@ def _different_runs(before: TraceAnalysis, after: TraceAnalysis, labels: tuple[s
     unnamed = [label for label, names, gpu in zip(labels, devices, on_gpu, strict=True) if gpu and not names]
     if unnamed and all(on_gpu):
         notes.append(
-            f"devices are not named in {' and '.join(unnamed)}: whether both sides ran on the same kind is unknown"
+            f"devices are not named in {' and '.join(unnamed)}, so it is unknown whether both sides ran on the same "
+            "kind of device"
         )
     sizes = [side.ranks[0].num_ranks for side in (before, after)]
     if sizes[0] != sizes[1]:

@@ -63,8 +63,8 @@ COMPILE_RULES: tuple[CompileRule, ...] = (
             "in between"
         ),
         advice=(
-            "remove prints, reads of tensor values and calls that TorchDynamo does not "
-            "support from the model's forward pass"
+            "in the model's forward pass, avoid prints, reads of tensor values and calls that TorchDynamo does not "
+            "support"
         ),
         events=lambda c: c.graph_breaks,
     ),
@@ -73,7 +73,7 @@ COMPILE_RULES: tuple[CompileRule, ...] = (
         count=lambda c: c.num_cudagraph_skips,
         severity=lambda count: "warning",
         message="{count} compiled graphs run without the CUDA graphs that their mode asks for",
-        advice="remove the reported reason, or compile in the default mode, which uses no CUDA graphs",
+        advice="remove the cause that torch.compile reports, or compile in the default mode, which uses no CUDA graphs",
         events=lambda c: c.cudagraph_skips,
     ),
 )

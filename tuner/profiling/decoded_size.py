@@ -30,7 +30,7 @@ def joined(parts: Iterable[bytes]) -> bytes:
         if length > MOST_TEXT_BYTES:
             raise TraceError(
                 f"it has more than {_size(MOST_TEXT_BYTES)} without a line that ends an event, unlike the files of "
-                "torch.profiler: record a shorter stretch (ten steps are enough)"
+                "torch.profiler: record a shorter trace (ten steps are enough)"
             )
         kept.append(part)
     return b"".join(kept)
@@ -48,7 +48,7 @@ def check_decoded_size(text: bytes, most_bytes: int) -> None:
     if estimated > most_bytes:
         raise TraceError(
             f"decoding its {_size(len(text))} would take about {_size(estimated)} of memory, more than the limit of "
-            f"{_size(most_bytes)}: record a shorter stretch (ten steps are enough)"
+            f"{_size(most_bytes)}: record a shorter trace (ten steps are enough)"
         )
 
 

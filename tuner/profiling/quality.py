@@ -122,8 +122,8 @@ PROBLEMS: tuple[Problem, ...] = (
     ),
     Problem(
         name="missing",
-        when=f"more than {MAX_MISSING:.0%} of the launched operations have no recorded device work (a replayed "
-        f"CUDA graph counts as many operations as its other replays), or more than {MAX_EMPTY:.0%} of the "
+        when=f"more than {MAX_MISSING:.0%} of the launched operations have no recorded device work (a replay of a "
+        f"CUDA graph should have as many as the graph's other replays), or more than {MAX_EMPTY:.0%} of the "
         "steps show no device work",
         holds=lambda seen: seen.missing > MAX_MISSING or seen.empty_steps > MAX_EMPTY * seen.num_steps,
         message=lambda seen: _what_is_missing(seen),
@@ -142,11 +142,11 @@ PROBLEMS: tuple[Problem, ...] = (
     ),
     Problem(
         name="wrong_step_time",
-        when=f"the step time that was given as unprofiled is more than {1 / MIN_OVERHEAD:g} times the profiled step "
+        when=f"the given unprofiled step time is more than {1 / MIN_OVERHEAD:g} times the profiled step "
         "time, or shorter than the compute time of a profiled step",
         holds=lambda seen: seen.overhead_ratio < MIN_OVERHEAD or _computes_too_long(seen),
         message=lambda seen: (
-            "the step time that was given as unprofiled is "
+            "the given unprofiled step time is "
             + (
                 (
                     f"shorter than the compute time of a profiled step ({seen.computing_ns / 1e6:.3g} ms): it was "

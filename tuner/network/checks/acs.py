@@ -18,7 +18,7 @@ SHOWN = 4
 def examine(host: Host) -> Iterator[NetworkFinding]:
     if host.hides_pci:
         yield unknown(
-            NAME, "not all GPUs and NICs are found on the PCI bus", fix="run the check on the host, not in a container"
+            NAME, "some GPUs or NICs were not found on the PCI bus", fix="run the check on the host, not in a container"
         )
     if len(host.endpoints) < 2:
         return
@@ -34,8 +34,8 @@ def examine(host: Host) -> Iterator[NetworkFinding]:
             NAME,
             f"on, on {len(redirecting)} of {counted(len(bridges), 'bridge')}: {', '.join(named)}{more}",
             effect="direct traffic between GPUs and NICs goes through the root complex, which is slow and can hang",
-            fix="on bare metal, turn ACS off in the BIOS (with VT-d or AMD-Vi), or at every boot with setpci -s "
-            "ADDRESS ECAP_ACS+0x6.w=0000; virtual machines need ACS, so use address translation (ATS) there",
+            fix="on bare metal, turn ACS off in the BIOS (VT-d or AMD-Vi as well), or at every boot with "
+            "setpci -s ADDRESS ECAP_ACS+0x6.w=0000; virtual machines need ACS, so use address translation (ATS) there",
         )
     if hidden:
         yield unknown(

@@ -19,7 +19,9 @@ def examine(host: Host) -> Iterator[NetworkFinding]:
     soft = re.search(r"^Max locked memory\s+(\S+)", text or "", re.MULTILINE)
     if not soft:
         yield unknown(
-            NAME, f"{LIMITS} does not show the limit", fix=f"copy {LIMITS} of a process of the job, or run `ulimit -l`"
+            NAME,
+            f"{LIMITS} does not show the limit on locked memory",
+            fix=f"copy {LIMITS} of a process of the job, or run `ulimit -l`",
         )
     elif soft[1] == "unlimited":
         yield ok(NAME, "unlimited")

@@ -7,7 +7,8 @@
     detail      one more step with call stacks and shapes, which is never timed
     over        recorded, or refused
 
-Rank 0 decides when to record, three steps ahead; the others read the number of the step from the shared folder.
+Rank 0 decides when to record, three steps ahead, and how many steps; the others read both from the shared folder: all
+ranks end after the same step.
 """
 
 from __future__ import annotations
@@ -218,12 +219,13 @@ class Window:
         several = self._num_ranks > 1
         self._begin_at = self.num_steps + (ANNOUNCED_AHEAD if several else 0)
         if several:
-            self._folder.announce(self._begin_at)
+            self._num_recorded = self._length()
+            self._folder.announce(self._begin_at, self._num_recorded)
 
     def _follow(self) -> None:
         """Record at the step that rank 0 announced, once the announcement exists."""
         if self._begin_at is None:
-            self._begin_at = self._folder.announced()
+            self._begin_at, self._num_recorded = self._folder.announced() or (None, 0)
         if self._begin_at is not None and self.num_steps >= self._begin_at and self._claimed():
             self._begin_recording()
 
@@ -255,7 +257,7 @@ class Window:
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_initialized():
             activities.append(ProfilerActivity.CUDA)
-        self._num_recorded = self._length()
+        self._num_recorded = self._num_recorded or self._length()
         self._recorded_from = self.num_steps
         self._profiler = profile(
             activities=activities, schedule=schedule(wait=0, warmup=1, active=self._num_recorded, repeat=1)
@@ -285,10 +287,10 @@ class Window:
 
     def _begin_again(self) -> None:
         """Begin to time steps again. The first one finds cold caches after the writing of the trace and does not count,
-        unless steps are slow.
+        unless steps are so long that one was recorded: ranks agree on that number.
         """
         self._num_again = min(self._num_recorded, MOST_AGAIN_STEPS)
-        skipped = 0 if self._is_slow() else 1
+        skipped = 0 if self._num_recorded == 1 else 1
         rest = self._remaining()
         if rest is not None and self._num_ranks == 1 and rest[0] < skipped + self._num_again + 1:
             self._begin_detail()

@@ -106,6 +106,14 @@ def test_a_pause_in_one_block_after_the_recorded_steps_does_not_count(monkeypatc
     assert after_recording(paused, 10, monkeypatch).after_ns == FAST_NS
 
 
+@pytest.mark.parametrize("num_recorded", range(2, 11))
+def test_a_pause_after_the_recorded_steps_does_not_count_however_few_they_are(
+    num_recorded: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paused = [FAST_NS, 50 * FAST_NS, *[FAST_NS] * 20]
+    assert after_recording(paused, num_recorded, monkeypatch).after_ns == FAST_NS
+
+
 def test_all_ranks_record_as_many_steps_as_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that needs more steps than another waits for it in the script's own collectives."""
     lasting = {0: 99_000_000, 1: 101_000_000}

@@ -42,8 +42,9 @@ MOST_BLOCK_STEPS = 8
 RECORDED_S = 0.6
 MOST_RECORDED_STEPS = 10
 AGAIN_BLOCKS, MOST_AGAIN_STEPS = 3, 6
-"""Maximum numbers of blocks and of steps that are timed after the recorded ones. A script may end there, before the
-step with call stacks.
+"""Minimum number of blocks, and maximum number of steps, that are timed after the recorded ones, unless one step was
+recorded: then one is. Of fewer blocks the median is the longest. A script may end there, before the step with call
+stacks.
 """
 ANNOUNCED_AHEAD = 3
 """Number of steps from rank 0's announcement to the first recorded one: ranks that exchange gradients are never further
@@ -289,15 +290,16 @@ class Window:
         """Begin to time steps again. The first one finds cold caches after the writing of the trace and does not count,
         unless steps are so long that one was recorded: ranks agree on that number.
         """
-        self._num_again = min(self._num_recorded, MOST_AGAIN_STEPS)
-        skipped = 0 if self._num_recorded == 1 else 1
+        is_one = self._num_recorded == 1
+        self._num_again = 1 if is_one else min(max(self._num_recorded, AGAIN_BLOCKS), MOST_AGAIN_STEPS)
+        skipped = 0 if is_one else 1
         rest = self._remaining()
         if rest is not None and self._num_ranks == 1 and rest[0] < skipped + self._num_again + 1:
             self._begin_detail()
             return
         self.phase = Phase.AGAIN
         self._again_from = self.num_steps + skipped
-        self._block_steps = -(-self._num_again // AGAIN_BLOCKS)
+        self._block_steps = max(1, self._num_again // AGAIN_BLOCKS)
         self._block_begin_ns = perf_counter_ns()
 
     def _time_again(self) -> None:

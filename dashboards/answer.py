@@ -85,10 +85,12 @@ def get_uses(recommendation: Recommendation) -> list[Use]:
     if is_command(recommendation.workload):
         uses = _in_script(recommendation)
     else:
-        uses = [Use("In your script", _APPLY, _and("with the workload that was tuned", carried(recommendation, ())))]
+        uses = [
+            Use("In your script", _APPLY, _and("use it with the workload that was tuned", carried(recommendation, ())))
+        ]
     if recommendation.environment_variables:
         lines = [f"export {name}={value}" for name, value in recommendation.environment_variables.items()]
-        uses.append(Use("Environment", "\n".join(lines), "set before torch is imported"))
+        uses.append(Use("Environment", "\n".join(lines), "must be set before torch is imported"))
     return uses
 
 
@@ -100,8 +102,9 @@ for batch in job.loader:
 
 
 def _in_script(recommendation: Recommendation) -> list[Use]:
-    """Return the options and the diff for the script, if it is here and unedited, and the `enable` line for all
-    changes. Each text states its share of the gain; options and diff state one share together.
+    """Return texts that apply the recommendation to the script: the arguments and the diff, if the script is here and
+    unedited, and the `enable` line, which makes all changes. Each text states its share of the gain; the arguments and
+    the diff state one share together.
     """
     everything = _and("makes all changes", carried(recommendation, ()))
     try:

@@ -68,7 +68,8 @@ def get_breakdown_info(source: TrialSource, study_id: str) -> list[CategoryTime]
 
 
 def _confirmed(recommendation: Recommendation, units_per_batch: float) -> list[CategoryTime]:
-    """Scale the shares of the profiles to the step times, as computed from the stated rates.
+    """Return milliseconds per step by category: the profiled shares of the step, times the step times that follow from
+    the recommendation's rates.
 
     The profiled steps were measured at different moments, so that their times cannot be compared on one scale.
     """
@@ -82,7 +83,9 @@ def _confirmed(recommendation: Recommendation, units_per_batch: float) -> list[C
 
 
 def mean_step_ms(starts: Sequence[TrialResult]) -> dict[str, float]:
-    """Return milliseconds per step by category, averaged over runs and ranks; empty without a trusted profile."""
+    """Return milliseconds per step by category, averaged over a configuration's runs and their ranks; empty if no
+    profile can be trusted.
+    """
     steps = [b.per_step_ns for result in starts for b in result.breakdowns if not b.quality.problems]
     names = {name for step in steps for name in step}
     return {name: statistics.fmean(step.get(name, 0.0) for step in steps) / 1e6 for name in names}
@@ -107,7 +110,7 @@ def _rows(configuration: str, step_ms: dict[str, float]) -> list[CategoryTime]:
 
 
 def get_comparison_info(info: Sequence[CategoryTime]) -> list[CategoryTimes]:
-    """Return the figures of the configurations side by side: one row per category, in the order of the bars."""
+    """Return the configurations' milliseconds per step side by side: one row per category, in the order of the bars."""
     configurations = list(dict.fromkeys(row.configuration for row in info))
     times = {(row.category, row.configuration): row.ms_per_step for row in info}
     order = {i.category.value: number for number, i in enumerate(theme.categories_in_order())}

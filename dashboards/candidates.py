@@ -38,7 +38,7 @@ class CandidateRow(NamedTuple):
     peak_memory_bytes: float
     """Largest peak memory of any run; NaN where unknown."""
     on_front: bool
-    """True where no other measured configuration is both faster and smaller."""
+    """True for a configuration on the Pareto front: no other one is faster while it uses less memory."""
     note: str
     number: int
     """Number of a trial of this configuration, for the export; 0 where the configuration may not be used."""

@@ -32,8 +32,8 @@ _HIDDEN = "#909050"
 
 
 def get_communication_info(analysis: TraceAnalysis) -> pd.DataFrame:
-    """Return one row for each collective and message size, the most time first. `count`, `exposed_ms` and `hidden_ms`
-    are per step, and NaN where not known. Times are means over the ranks.
+    """Return one row for each collective and message size, the longest total time first. `count`, `exposed_ms` and
+    `hidden_ms` are per step, and NaN where not known. Times are means over the ranks.
     """
     import pandas as pd
 
@@ -71,9 +71,9 @@ class GroupRow(NamedTuple):
 
 
 def get_groups_info(analysis: TraceAnalysis) -> list[GroupRow]:
-    """Return one row for all groups of one size and reach that call the same collectives, the most exposed first. A
-    thousand ranks, sharded within hosts and replicated between them, make two rows. Empty where there is one group
-    only.
+    """Return one row for all groups that have the same size, span the same number of hosts and call the same
+    collectives; the most exposed time first. A thousand ranks, sharded within hosts and replicated between them, make
+    two rows. Empty where there is one group only.
     """
     known = [group for rank in analysis.ranks for group in rank.groups]
     num_steps = analysis.ranks[0].breakdowns[0].num_steps

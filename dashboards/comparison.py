@@ -53,7 +53,9 @@ class DifferenceRow(NamedTuple):
 
 
 class ComparisonHeadline(NamedTuple):
-    """The change of the step: a ratio of speeds, the step times, and whether noise explains it."""
+    """Change of the step time between two trials: the ratio of speeds, both step times, and whether noise explains the
+    change.
+    """
 
     tone: str
     figure: str

@@ -1,4 +1,4 @@
-"""Compilation in a trial: graph breaks, recompilations, and functions that were given up."""
+"""Compilation in a trial: graph breaks, recompilations, and functions that the compiler gave up on."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def compilation_sentence(compilation: Compilation) -> str:
             else []
         ),
         *(
-            [f"{units.counted(compilation.num_cudagraph_skips, 'graph')} not run as a CUDA graph"]
+            [f"{units.counted(compilation.num_cudagraph_skips, 'graph')} run without CUDA graphs"]
             if compilation.num_cudagraph_skips
             else []
         ),

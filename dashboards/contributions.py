@@ -19,7 +19,7 @@ class ContributionRow(NamedTuple):
     num_accepted: int
     num_rejected: int
     limit: float
-    """Upper limit on the strategy's gain, from the largest bound of its choices, as a ratio of speeds."""
+    """Upper limit of the strategy's gain, as a ratio of speeds: the largest limit predicted for any of its choices."""
     own_gain: float
     """Contribution to the recommendation, where its interval excludes 1."""
     spent_s: float

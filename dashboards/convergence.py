@@ -20,11 +20,13 @@ class ConvergenceRow(NamedTuple):
     label: str
     outcome: str
     spent_s: float
-    """Time of all trials until the end of this one, in seconds; trials that took turns count once."""
+    """Time of all trials until the end of this one, in seconds. The time of interleaved trials is added once."""
     gain: float
     """Speed of this run over today's settings."""
     best: float
-    """Speed of the configuration that was accepted at that time, as in every other table; NaN before the first one."""
+    """Speed, over today's settings, of the configuration that was accepted at that time, as other tables state it; NaN
+    before any was accepted.
+    """
     best_label: str
 
 

@@ -79,8 +79,8 @@ class Effects:
         return self.modelled(candidate, other) if found is None else found
 
     def without_part(self, strategy: str) -> Ratio | None:
-        """Return the ratio of the recommendation's speed without a part to its speed with the part, from the measured
-        contributions. None for a strategy that is not a part.
+        """Return the factor by which the recommendation's speed changes if one of its strategies is left out, from the
+        measured contributions. None for a strategy that is not part of the recommendation.
         """
         parts = () if self._recommendation is None else self._recommendation.parts
         part = next((part for part in parts if part.strategy == strategy), None)
@@ -122,8 +122,8 @@ _models: OrderedDict[tuple[object, ...], KeptModel] = OrderedDict()
 
 
 def _model_of(observations: Sequence[Observation]) -> KeptModel:
-    """Return the posterior of all observations. Widths, noise and drift come from a fit to most of the observations. A
-    new fit takes longer than everything else on a page, and a running study's page is rendered after each trial.
+    """Return the posterior of all observations. Its widths, noise and drift are fitted to most of the observations, and
+    not again after each trial: a fit takes longer than everything else on a page.
     """
     key = tuple(
         (o.candidate.key, o.value, o.order, o.reference and o.reference.key, o.standard_error, o.place)
@@ -166,7 +166,9 @@ def _observations(trials: Sequence[Trial], reference: Candidate) -> Iterable[Obs
 
 
 def _beside(group: Sequence[Trial], reference: Candidate) -> Trial | None:
-    """Return the trial with which the others of a group are compared; None where all have the same candidate."""
+    """Return the trial with which the other trials of a group are compared; None where all trials have the same
+    candidate.
+    """
     known = [t for t in group if t.candidate == reference or t.purpose in _COMPARED_WITH]
     return known[0] if known and any(t.candidate != known[0].candidate for t in group) else None
 

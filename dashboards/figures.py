@@ -25,7 +25,7 @@ class Props(dict[str, Any]):
 
 
 class Figure:
-    """Traces and a layout; methods change the figure, and return it where calls are chained."""
+    """A figure of traces and a layout. Methods change it in place; those that can be chained also return it."""
 
     def __init__(self, layout: dict[str, Any]) -> None:
         self.data: list[Props] = []

@@ -1,4 +1,4 @@
-"""All studies together: the bottlenecks of the users' steps, and which strategies gain where."""
+"""Summary of all studies: the bottlenecks before and after tuning, and the gains of each strategy by bottleneck."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from steptune.tuner.records import Verdict
 NOT_RUN = "not run yet"
 FASTER = Verdict.FASTER.value
 MIN_STUDIES = 3
-"""Minimum number of studies for a reliable median; cells with fewer are shown pale."""
+"""Minimum number of studies for a reliable median; medians of fewer studies are shown pale."""
 
 
 class FleetStudies(NamedTuple):
-    """A group of studies that agree in hardware, verdict and bottlenecks (None where unknown). Several groups may have
-    the same values.
+    """Studies with the same hardware, verdict and bottlenecks (None where unknown), counted together. Several rows may
+    have the same values.
     """
 
     hardware: str | None
@@ -39,8 +39,8 @@ class FleetStudies(NamedTuple):
 
 
 class FleetParts(NamedTuple):
-    """Use of one strategy in the answered studies that had one bottleneck: how often it was tried, and its gains in the
-    answers.
+    """Use of one strategy in the answered studies with a given bottleneck: how often it was tried, and its gains where
+    the answer includes it.
     """
 
     strategy: str

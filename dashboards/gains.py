@@ -26,7 +26,7 @@ class GainRow(NamedTuple):
     method: str
     """Method by which the contribution was measured; empty where unknown."""
     limit: float
-    """Upper limit from the strategy's bound, as a ratio of speeds; NaN where there is no bound."""
+    """Upper limit of the gain, predicted before the trial, as a ratio of speeds; NaN if none was predicted."""
     numerics: str
     reason: str
 
@@ -58,7 +58,7 @@ def _contribution(recommendation: Recommendation, part: Part) -> tuple[float, fl
 
 
 def plot_gains(info: Sequence[GainRow], quantity: str = "speed") -> Figure:
-    """Draw a dot with its interval for each part with a known contribution, and a tick at its bound.
+    """Draw a dot with its interval for each part with a known contribution, and a tick at the predicted upper limit.
 
     Args:
         quantity: Quantity of which the gains are ratios.

@@ -1,4 +1,4 @@
-"""Evidence that a trial was the same training: its losses beside those of the reference."""
+"""Evidence that a trial's training was the same as the reference's: the losses of both, side by side."""
 
 from __future__ import annotations
 

@@ -32,7 +32,9 @@ from steptune.tuner.workloads.reference import is_command
 TRIALS_SPENT = "trials spent"
 RESUME = "steptune resume"
 MORE_TIME, LEAST_MORE_S = 0.5, 60.0
-"""Additional time suggested for a study that needs more: share of the study's budget, and minimum seconds."""
+"""Additional time suggested for a study that needs more: as a share of the study's budget, and at least this many
+seconds.
+"""
 
 
 class Fact(NamedTuple):
@@ -88,7 +90,9 @@ def _objective_fact(study: Study, recommendation: Recommendation | None) -> tupl
 
 
 def _repeats_fact(trials: Sequence[Trial]) -> tuple[Fact, ...]:
-    """State how many runs were repeated, and the reasons; their failures say nothing about the candidate."""
+    """State how many runs were repeated, and for which reasons. The failures that led to a repetition say nothing about
+    the candidate.
+    """
     reasons = Counter(a.failure.message for trial in trials if trial.result for a in trial.result.repeated)
     if not reasons:
         return ()
@@ -209,14 +213,14 @@ def _way_on(study: Study, r: Recommendation, at_service: bool) -> str:
 def _way_on_at_service(study: Study, r: Recommendation) -> str:
     if r.certificate.ended == "interrupted":
         can_go_on = study.state in (StudyState.INTERRUPTED, StudyState.PAUSED)
-        return " Whoever may submit studies can resume it on this page." if can_go_on else ""
+        return " Users who may submit studies can resume this study on this page." if can_go_on else ""
     if r.certificate.ended == TRIALS_SPENT:
         return " Submit it again with more trials."
     return "" if r.needed_budget_s is None else f" Submit it again with {_budget_with_more(study, r)}."
 
 
 def _budget_with_more(study: Study, r: Recommendation) -> str:
-    """Name the budget of a new study, which has more time than this one had."""
+    """State the budget with which to submit a study again: longer than its previous budget, which was too short."""
     return f"a budget of {_as_option(max(r.needed_budget_s or 0.0, (1 + MORE_TIME) * study.settings.budget_s))}"
 
 
@@ -265,7 +269,7 @@ def _nothing_faster(r: Recommendation) -> str:
     better = parse_objective(r.objective).better
     if r.unproven_gain is None:
         return f"The search found nothing {better} than today's settings, so there was nothing to confirm"
-    return f"No tried configuration is {better} than today's settings beyond the noise of this machine"
+    return f"No tried configuration is {better} than today's settings by more than this machine's noise"
 
 
 def _facts(study: Study, r: Recommendation) -> tuple[Fact, ...]:
@@ -337,7 +341,7 @@ def _gain_facts(gain: Gain, *, of_today: bool) -> list[Fact]:
         Fact(
             f"{units.percent(gain.interval.level)} interval",
             units.ratio_interval(gain.interval),
-            f"valid for {finalists} at once; a repeat of this comparison would land in "
+            f"covers {finalists} jointly; a repeat of this comparison would land in "
             f"{units.ratio_interval(gain.prediction)}",
         ),
         Fact(

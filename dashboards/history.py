@@ -62,8 +62,9 @@ class HistoryRow(NamedTuple):
     outcome: str
     """Outcome of the trial: a key of `LOOKS`."""
     gain: float
-    """Speed of this run over today's settings, which are represented by the run that took turns with this one, else by
-    the mean of their runs. NaN where it was not measured. The speed of the configuration may differ.
+    """Speed of this run relative to today's settings: to the reference run interleaved with this one or, without
+    one, to the mean of all reference runs. NaN where it was not measured. The speed stated for the configuration
+    may differ.
     """
     units_per_s: float
     note: str
@@ -124,7 +125,7 @@ def note_on(trial: Trial) -> str:
     """Return a remark to show beside a trial's figures; often empty."""
     result = trial.result
     if trial.state is TrialState.LOST:
-        return "lost: its process died with the search"
+        return "lost: the trial's process died with the search"
     if result is None:
         return ""
     if result.failure is not None:
@@ -136,7 +137,7 @@ def note_on(trial: Trial) -> str:
 
 
 def plot_history(info: Sequence[HistoryRow], unit: SampleUnit) -> Figure:
-    """Draw the speed over today's settings by trial; trials without a speed are marked on the axis."""
+    """Plot each trial's speedup over today's settings; mark trials without a speed on the axis."""
     figure = theme.new_figure(height=340)
     gains = [row.gain for row in info if not math.isnan(row.gain)]
     floor, ceiling = min(1.0, *gains, 1.0), max(1.0, *gains, 1.0)

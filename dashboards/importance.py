@@ -25,7 +25,7 @@ from steptune.tuner.records import BASELINE, Candidate, choice_label
 TODAY = "as today"
 METHOD = (
     "Speed of the best choice divided by that of the worst, estimated by the search's Gaussian model of all trials; "
-    "only pairs (or chains of pairs) of measured configurations that differ in this strategy alone are used"
+    "the estimate uses only pairs (or chains of pairs) of measured configurations that differ in this strategy alone"
 )
 
 
@@ -37,7 +37,7 @@ class Edge(NamedTuple):
 
 
 Known = dict[tuple[str, str], Edge]
-"""Known edges by pair of choices; each ratio is the speed of the first choice over the second's."""
+"""Comparisons of choices, by pair of choices; each ratio is the speed of the first choice over that of the second."""
 
 
 class ImportanceRow(NamedTuple):
@@ -50,7 +50,7 @@ class ImportanceRow(NamedTuple):
     """Speed of the best choice over the worst."""
     low: float
     high: float
-    """Upper end of the 95 % interval of the ratio."""
+    """Upper end of the 95 % interval of the speed ratio."""
     num_trials: int
     """Number of trials that set a choice of the strategy."""
     paired: bool
@@ -89,8 +89,8 @@ def _row(name: str, measured: Sequence[Candidate], num_trials: int, effects: Eff
 
 
 def _pairs(name: str, measured: Sequence[Candidate], effects: Effects) -> Known:
-    """Compare the choices of a strategy in pairs. Of several pairs of otherwise equal configurations, use the
-    comparison with the smallest variance.
+    """Compare every two choices of a strategy, from two configurations that differ in nothing else. If there are
+    several such pairs of configurations, use the comparison with the smallest variance.
     """
     same: dict[str, list[Candidate]] = {}
     for candidate in measured:
@@ -108,7 +108,9 @@ def _pairs(name: str, measured: Sequence[Candidate], effects: Effects) -> Known:
 
 
 def _chained(known: Known) -> Known:
-    """Add pairs that are connected only by a chain of comparisons (Floyd-Warshall); variances along a chain add up."""
+    """Add the pairs of choices that are connected only by a chain of comparisons (Floyd-Warshall). Variances along a
+    chain add up.
+    """
     labels = list(dict.fromkeys(label for pair in known for label in pair))
     found = dict(known)
     for middle, one, other in itertools.product(labels, repeat=3):

@@ -22,7 +22,7 @@ from steptune.tuner.profiling.tiles import LaneTables, shown_lanes
 from steptune.tuner.trace_records import Lane, RankAnalysis, TraceAnalysis
 
 EMBEDDED_CELLS = 300_000
-"""Maximum number of timeline cells embedded in a self-contained page: about two megabytes."""
+"""Maximum number of timeline intervals embedded in a self-contained page: about two megabytes."""
 
 
 class TimelineInfo(NamedTuple):
@@ -33,11 +33,11 @@ class TimelineInfo(NamedTuple):
     path: str
     """Path below which tiles are requested; empty in a page that holds all lanes."""
     packed: str
-    """One tile with all lanes, as base64 of gzipped JSON; empty where tiles are requested."""
+    """All lanes as one tile, in base64 of gzipped JSON; empty where tiles are requested."""
     merged: bool
-    """True where some cells merge several events."""
+    """True where some of the drawn intervals merge several events."""
     num_left_out: int
-    """Number of lanes left out for lack of room."""
+    """Number of timeline lanes left out for lack of room."""
 
     @property
     def settings(self) -> Markup:

@@ -17,8 +17,8 @@ MAX_STREAMS = len(LINES)
 
 
 def get_queue_info(rank: RankAnalysis) -> pd.DataFrame:
-    """Return one row for each change of depth: `stream` (with its device where there are several), `ms`, and the new
-    `depth`.
+    """Return one row for each change of a launch queue's depth: `stream` (with its device where there are several),
+    `ms`, and the new `depth`.
     """
     import pandas as pd
 
@@ -33,7 +33,7 @@ def get_queue_info(rank: RankAnalysis) -> pd.DataFrame:
 
 
 def plot_queue(info: pd.DataFrame) -> Figure:
-    """Draw the depth over time, one line for each of the streams with the most launches."""
+    """Draw the depth of the launch queues over time, one line for each of the streams with the most launches."""
     streams = list(dict.fromkeys(info["stream"]))[:MAX_STREAMS]
     figure = theme.new_figure(height=250, showlegend=len(streams) > 1)
     for stream, colour in zip(streams, LINES, strict=False):

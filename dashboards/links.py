@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("link", "collective", "message_bytes", "duration_ns", "bus_bytes_per_s", "fitted_bus_bytes_per_s")
 LINE = ALL_REDUCE
-"""Collective with a drawn fit; the lines of the other collectives nearly coincide with this one."""
+"""Collective whose fit is drawn; the fitted lines of other collectives nearly coincide with this one."""
 _SYMBOLS = {"all_reduce": "circle", "all_gather": "square", "reduce_scatter": "diamond"}
 _COLOURS = (theme.GOOD, theme.BAD, theme.NEUTRAL)
 
@@ -50,7 +50,9 @@ class LinksInfo(NamedTuple):
 
 
 def get_links_info(topology: Topology) -> LinksInfo:
-    """Return the distinct links; each bus bandwidth is the sum over all groups that shared the link."""
+    """Return the distinct links, with their measurements; if several groups shared a link, its bus bandwidth is the sum
+    over these groups.
+    """
     import pandas as pd
 
     links = _links(topology)

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 MOST_ROWS = 16
 """Maximum number of ranks that are shown one by one."""
 ALIKE = 0.05
-"""Maximum difference between ranks of one group: in the shares of their steps, and in their waits, as a share of the
-step.
+"""Maximum difference, as a share of the step, between a rank's times and those of the first rank of its group. The
+times are those of each kind of work, and the wait for other ranks.
 """
 _SHARES = ["compute", "communication", "input", "gaps"]
 
 
 def grouped_ranks(ranks: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of `trace_info.get_ranks_info`; where there are many, group medians, with stragglers as single
-    rows.
+    """Return the rows of `trace_info.get_ranks_info`; if there are many ranks, return one row of medians for each group
+    of similar ranks. Stragglers have groups of their own.
 
     The rank of a group is its members, as "0–4, 8–63 (61)".
     """

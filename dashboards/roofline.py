@@ -26,7 +26,9 @@ class RooflineLine(NamedTuple):
     limit: str
     calls: float
     saved: float | None
-    """Share of the step saved if the call ran at its floor; None where it was not simulated."""
+    """Share of the step that would be saved if this operator, kernel or module ran at its floor; None where that was
+    not simulated.
+    """
 
 
 class RooflineInfo(NamedTuple):
@@ -48,8 +50,8 @@ def get_utilisation(found: Sequence[Roofline | None]) -> str:
 
 
 def get_roofline_info(roofline: Roofline | None, breakdowns: Sequence[Breakdown], top: int) -> RooflineInfo | None:
-    """Return the rows, the most time above the floor first; None on a CPU, whose peak is unknown, and for older
-    records.
+    """Return the rows, sorted by time above the floor, the longest first; None on a CPU, whose peak is unknown, and for
+    older records.
     """
     if roofline is None or all(breakdown.device == "cpu" for breakdown in breakdowns):
         return None

@@ -25,7 +25,7 @@ CHECK_COLUMNS = ("sequence", "label", "num_ranks", "num_hosts", "measured_ns", "
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """Colour and shape of a family; the shape is for readers who cannot tell the colours apart."""
+    """Colour and marker shape of a curve; the shape is for readers who cannot tell the colours apart."""
 
     colour: str
     symbol: str
@@ -38,7 +38,7 @@ LOOKS = {
     "compressed": Look(colour=theme.BAD, symbol="diamond", dash="dot"),
     "sharded": Look(colour=theme.CATEGORY_COLOURS["recompute"], symbol="triangle-up", dash="dashdot"),
 }
-"""Colours and shapes by family."""
+"""Colours and marker shapes of the curves, by family of communication methods."""
 
 
 def get_scaling_info(found: Extrapolation) -> pd.DataFrame:
@@ -95,8 +95,8 @@ def plot_step_times(info: pd.DataFrame) -> Figure:
 
 
 def plot_throughput(info: pd.DataFrame, unit: SampleUnit) -> Figure:
-    """Plot samples or tokens per second over the number of hosts, beside linear scaling from the smallest number of
-    hosts.
+    """Plot samples or tokens per second over the number of hosts, with a line for linear scaling from the smallest
+    number of hosts.
     """
     figure = _curves(info, "units_per_s", lambda row: units.rate(row.units_per_s, unit))
     fewest = info[info["num_hosts"] == info["num_hosts"].min()]

@@ -41,8 +41,8 @@ class Site:
 
     @property
     def reader(self) -> Markup:
-        """Return the HTML about the reader, for the page's head: the only part of the service's pages that names the
-        reader.
+        """Return the HTML that names the logged-in user, for the head of a page. No other part of the page names the
+        user.
         """
         if self.reader_opening is not None or not self.user:
             return self.reader_opening or Markup()
@@ -62,11 +62,11 @@ class Site:
         return self.url(f"/static/{PLOTLY}")
 
     def study_url(self, study_id: str) -> str:
-        """Return the URL of a study's page; empty in a file, which holds one study."""
+        """Return the URL of a study's page; empty in a self-contained file, which has only one study."""
         return "" if self.standalone else self.url(f"/studies/{study_id}")
 
     def trial_url(self, trial_id: str) -> str:
-        """Return the URL of a trial's page; empty where the trial has none here."""
+        """Return the URL of a trial's page; empty where a self-contained file does not include it."""
         if self.standalone:
             return f"#trial-{trial_id}" if trial_id in self.trials else ""
         return self.url(f"/trials/{trial_id}")

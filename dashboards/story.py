@@ -1,4 +1,4 @@
-"""Tables of the strategies that were tried and not tried, with the reasons."""
+"""Tables of the strategies that were tried, and of those that were not, with the reasons."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class TriedRow(NamedTuple):
     changed: str
     verdict: str
     limit: float
-    """Upper limit from the predicted bound, as a ratio of speeds."""
+    """Upper limit of the gain, predicted before the run, as a ratio of speeds."""
     gain: float
-    """Speed of the decision's configuration over today's settings, as in every other table."""
+    """Speed of the decision's configuration relative to today's settings, as other tables state it."""
     low: float
     high: float
     """Upper end of the 95 % interval of the gain."""
@@ -84,8 +84,8 @@ def _changed(decision: Decision) -> str:
 
 
 def _speed(decision: Decision, effects: Effects) -> Ratio:
-    """Return the speed of a decision's configuration; NaN for today's settings, and where it is not the same
-    training.
+    """Return the speed of a decision's configuration; NaN for today's settings, and where the verdict makes the speed
+    meaningless.
     """
     candidate = decision.candidate
     if candidate is None or candidate == effects.reference or decision.verdict in NOT_USABLE:

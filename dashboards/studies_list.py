@@ -28,7 +28,7 @@ class ListedStudy(NamedTuple):
     tags: tuple[str, ...] = ()
     notes: str = ""
     submitted: bool = False
-    """True for a study that was submitted to the service, which shows all others read-only."""
+    """True if the study was submitted to the service; the service shows all other studies read-only."""
 
     @property
     def answer(self) -> str:

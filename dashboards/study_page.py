@@ -218,7 +218,7 @@ def top_rows(r: Recommendation) -> list[TopRow]:
 
 def _speed(r: Recommendation, candidate: Candidate) -> tuple[float, Interval | None, str]:
     speed = speed_of(r, candidate)
-    assert speed is not None, "every configuration of the answer has a speed"
+    assert speed is not None, "every configuration of the answer must have a speed"
     if r.verdict is Verdict.ENABLES_TRAINING and speed.method is Method.REFERENCE:
         return math.nan, None, "makes it fit"
     return speed.ratio, speed.interval, "" if speed.method is Method.REFERENCE else speed.told
@@ -248,7 +248,7 @@ def breakdown_rows(info: Sequence[CategoryTime]) -> list[BreakdownRow]:
 
 
 def _plan(recommendation: Recommendation | None) -> tuple[PlannedStep, ...] | str:
-    """Return the steps of the recommended plan, empty for a script; or a text that says why the steps are not known
+    """Return the steps of the recommended plan (none for a script), or a sentence that says why they cannot be shown
     here.
     """
     if recommendation is None or recommendation.in_script is not None:

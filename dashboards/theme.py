@@ -54,8 +54,8 @@ BOTTLENECK_COLOURS: dict[str, str] = {
     "optimizer": CATEGORY_COLOURS["optimizer"],
     "compute": CATEGORY_COLOURS["compute_elementwise"],
 }
-"""Colours of the bottlenecks that `steptune.tuner.costs.categories.bottleneck` names: each has one of its categories'
-colours.
+"""Colours of the bottlenecks that `steptune.tuner.costs.categories.bottleneck` names; each bottleneck has the colour of
+one of its categories.
 """
 GOOD, NEUTRAL, BAD, MUTED = "#1f6fd1", "#8a8f98", "#cc4b1c", "#b3b8c0"
 
@@ -63,7 +63,9 @@ _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', sans-se
 
 
 def categories_in_order() -> list[CategoryInfo]:
-    """Return the categories by group, and within a group as in `CATEGORIES`: the order of stacked bars and legends."""
+    """Return the categories in the order of stacked bars and legends: sorted by group, and within a group as in
+    `CATEGORIES`.
+    """
     return [info for group in GROUPS for info in CATEGORIES if info.group == group]
 
 

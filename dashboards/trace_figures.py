@@ -48,7 +48,7 @@ def plot_steps(info: pd.DataFrame) -> Figure:
 
 
 def plot_gaps(info: pd.DataFrame) -> Figure:
-    """Draw the time per step in gaps by gap length, with the number of gaps."""
+    """Draw the time per step that is spent in gaps, one bar for each range of gap lengths, with the number of gaps."""
     several = info["device"].nunique() > 1
     figure = theme.new_figure(height=260, barmode="group", bargap=0.3, showlegend=several)
     for number, (device, rows) in enumerate(info.groupby("device", sort=False)):

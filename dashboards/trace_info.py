@@ -42,7 +42,7 @@ STALLED = "stalls in {steps}: long pauses without a launch take {share} of the s
 CPU_STALLED = "stalls in {steps}: long pauses without an operator take {share} of the step"
 LATE = "late ranks: waiting for them takes {share} of the step, mostly for rank {rank}"
 STANDS_OUT = 0.03
-"""Minimum delay of a straggler against the median rank, as a share of the straggler's step."""
+"""Minimum delay of a straggler relative to the median rank, as a share of the straggler's step."""
 _IDLE = (*HOST_CATEGORIES, Category.DATA_WAIT, Category.EPOCH_RESTART, Category.QUEUED, Category.UNKNOWN)
 """Categories of time in which a device recorded no activity."""
 
@@ -125,7 +125,7 @@ def _limited_by(analysis: TraceAnalysis, times: dict[str, float], limit: str) ->
 
 
 def _stalled_ns(analysis: TraceAnalysis) -> float:
-    """Return the host time in stalls, in nanoseconds per step, averaged over ranks."""
+    """Return the part of the category `host` that lies in stalls, in nanoseconds per step, averaged over ranks."""
     parts = [b.stalled_share * b.per_step_ns.get(Category.HOST.value, 0.0) for b in main_breakdowns(analysis)]
     return sum(parts) / len(parts)
 
@@ -229,8 +229,8 @@ def get_memory_classes(memory: MemoryStats) -> str:
 
 
 def _named_by_headline(analysis: TraceAnalysis) -> set[str]:
-    """Return the names of the rules about the wait that is the bottleneck in the headline; empty if the bottleneck is
-    no wait.
+    """Return the names of the rules that explain the bottleneck in the headline, if that is a wait; else an empty
+    set.
     """
     times = mean_step_ns(analysis)
     waits = WAITS.get(bottleneck(times), ())
@@ -274,8 +274,8 @@ def trusted_step_ns(breakdown: Breakdown) -> dict[str, float]:
 
 
 def _frame(rows: Sequence[Any], columns: Sequence[str]) -> pd.DataFrame:
-    """Return the rows as a data frame: pandas, needed by pages only, takes longer to import than a small trace to
-    read.
+    """Return the rows as a data frame. pandas is imported here because only pages need it, and the import takes longer
+    than reading a small trace.
     """
     import pandas as pd
 
@@ -326,8 +326,8 @@ def get_phases_info(analysis: TraceAnalysis) -> pd.DataFrame:
 
 
 def _compute_scale(breakdown: Breakdown) -> float:
-    """Return the factor that converts nanoseconds of compute in all profiled steps to nanoseconds per step of the
-    breakdown.
+    """Return the factor that converts compute time, summed over all profiled steps, into compute time per step as the
+    breakdown states it.
     """
     profiled = sum(breakdown.categories.get(category, 0) for category in COMPUTING)
     return sum(breakdown.per_step_ns.get(category, 0.0) for category in COMPUTING) / max(1, profiled)
@@ -354,7 +354,9 @@ def get_late_ns(analysis: TraceAnalysis) -> float:
 
 
 def is_rescaled(analysis: TraceAnalysis) -> bool:
-    """Say whether the breakdown is rescaled to steps without the profiler; the figures beside it are not."""
+    """Say whether the breakdown is rescaled to steps without the profiler; the durations of single steps stay as
+    profiled.
+    """
     return any(b.rescaled for b in main_breakdowns(analysis))
 
 
@@ -377,11 +379,12 @@ def device_label(analysis: TraceAnalysis, of: Breakdown | Timeline) -> str:
 
 
 _GROUP_OF_SHARE = {"compute": "compute", "communication": "communication", "input": "input/output", "gaps": "gaps"}
-"""Columns of shares of the step, each with the groups of categories that it covers."""
+"""Names of the columns with shares of the step, each with the group of categories that it covers."""
 
 
 def rank_rows(analysis: TraceAnalysis) -> list[Row]:
-    """Return one row per rank: its step, the shares of the groups, its wait, and how often it came last.
+    """Return one row per rank: its step time, the share of each group of categories in the step, its wait for other
+    ranks, and how often it was the last to arrive.
 
     `straggler`: the others wait for this rank more than it waits for them, by a share of the step; none where a capture
     cannot be trusted.

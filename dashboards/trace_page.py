@@ -49,7 +49,7 @@ TOP = 20
 MAX_ROWS = 500
 """Maximum number of rows in a searchable table."""
 MAX_STEPS = 24
-"""Maximum number of bars in the figure of steps; the summary covers the steps beyond it."""
+"""Maximum number of bars in the figure of steps. Steps beyond it are included only in the summary."""
 
 
 def render_trace_page(analysis: TraceAnalysis, comparison: Comparison | None = None) -> str:

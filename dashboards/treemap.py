@@ -23,7 +23,7 @@ class Area(NamedTuple):
 
 
 def get_treemap_info(rank: RankAnalysis) -> list[Area]:
-    """Return one area for each name and category, the most time first."""
+    """Return one area for each name and category, the longest time first."""
     num_steps = rank.breakdowns[0].num_steps
     if rank.kernels:
         rows = [(k.name, units.kernel_name(k.name), k.category, k.total_ns, k.count) for k in rank.kernels]

@@ -83,7 +83,10 @@ def get_trial_headline(
             "warning", "Rejected: training differs from the reference", f"{result.guard.reason}.", facts
         )
     if figures.units_per_s is None:
-        sentence = "Other programs used the machine in every window, or a limit was reached first."
+        sentence = (
+            "Other programs used the machine in every window, or the trial reached a limit before its first valid "
+            "window."
+        )
         voids = [window.void for window in result.windows if window.void]
         if voids:
             sentence = f"Every window is void, the last one because {voids[-1]}."
@@ -138,8 +141,8 @@ def _step_fact(result: TrialResult, figures: TrialFigures) -> Fact | None:
 
 
 def _estimate_fact(result: TrialResult, decisions: Sequence[Decision]) -> Fact | None:
-    """State the estimate that a decision used, from this run and the runs that took turns with it. None for a busy
-    machine, which slows the two sides of a comparison unequally.
+    """State the estimate that a decision used, from this run and the runs interleaved with it. State no estimate for a
+    busy machine, because other load slows the compared runs unequally.
     """
     gains = [d.measured_gain for d in decisions if d.measured_gain is not None and math.isfinite(d.measured_gain)]
     if not gains or not result.clean_windows or result.purpose in (Purpose.CONFIRM, Purpose.CONTRIBUTION):
@@ -152,7 +155,7 @@ def _estimate_fact(result: TrialResult, decisions: Sequence[Decision]) -> Fact |
 
 
 def _configuration_fact(result: TrialResult, recommendation: Recommendation | None) -> Fact | None:
-    """State the speed of the configuration, with the figure that the study states."""
+    """State the speed of the trial's configuration as the study states it."""
     speed = None if recommendation is None else speed_of(recommendation, result.candidate)
     if speed is None or speed.method is Method.REFERENCE:
         return None
@@ -190,8 +193,8 @@ def _repeats_fact(result: TrialResult) -> Fact | None:
 
 
 def _device_fact(result: TrialResult) -> Fact | None:
-    """State the driver's readings of the first rank's device in the last window, and the readings that were not
-    available.
+    """State the clock, power and temperature of the first rank's device in the last window, as its driver reports them,
+    and which readings were not available.
     """
     unread = "; ".join(f"not measured: {text}" for text in result.unmeasured)
     readings = [window.device for window in result.windows if window.device is not None]

@@ -26,7 +26,7 @@ from steptune.tuner.trial_figures import TrialView
 SCRIPTS = ("live.js", "lanes.js", "perfetto.js", "trial.js")
 
 REPORT_CELLS = 50_000
-"""Maximum number of timeline cells for each trial in a report: some 300 kB."""
+"""Maximum number of timeline intervals for each trial in a report: some 300 kB."""
 
 
 class SupportsHtml(Protocol):

@@ -20,7 +20,7 @@ WHY: dict[Purpose, str] = {
     Purpose.REPLICATE: "repeated, for a narrower interval",
     Purpose.SENTINEL: "repeats today's settings, to detect drift of the machine's speed",
     Purpose.COMPANION: "takes turns with a candidate, for comparison",
-    Purpose.AUDIT: "excluded by its bound; run anyway, to check the bounds",
+    Purpose.AUDIT: "excluded by its predicted bound, but run to check such bounds",
     Purpose.CONFIRM: "a finalist, compared with today's settings in new runs",
     Purpose.CONTRIBUTION: "measures the contribution of one change",
     Purpose.MOVED: "repeated, because the trials moved to other cores or devices",

@@ -14,7 +14,7 @@ from steptune.tuner.wording import ratio_range as ratio_range
 
 UNKNOWN = "unknown"
 NO_LIMIT = 100
-"""Maximum ratio of speeds that is stated as a limit."""
+"""Maximum speed-up that is stated as an upper limit; a higher limit says nothing."""
 _LAMBDAS = re.compile(r"\([^()]*\)(?=::\{lambda)|::\{lambda\([^()]*\)#\d+\}|::operator\(\)\([^()]*\)(?: const)?")
 _RUNS = re.compile(r": [\d.e+-]+ ms in \d+ runs$")
 _NAMESPACES = re.compile(r"\(anonymous namespace\)::|\bat::native::|\bat::cuda::|\bstd::")
@@ -119,8 +119,8 @@ def percent(share: float) -> str:
 
 
 def gain_limit(bound: float) -> float:
-    """Return the maximum ratio of speeds if this share of the step is saved; infinite from `NO_LIMIT` on, where nearly
-    the whole step could vanish, so that the bound says nothing.
+    """Return the maximum speed-up, as a ratio, if this share of the step is saved. Return infinity where it would
+    exceed about `NO_LIMIT`: such a limit says nothing.
     """
     return math.inf if bound > 1 - 1 / NO_LIMIT else 1 / (1 - max(0.0, bound))
 

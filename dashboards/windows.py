@@ -20,8 +20,8 @@ COLUMNS = (
 
 
 class Spread(NamedTuple):
-    """Scatter of the clean windows. `half_width` is that of the 95 % interval within this run, as a share; NaN or
-    infinite below two windows.
+    """Scatter of the windows that count. `half_width` is half the width of the 95 % interval of the run's rate, as a
+    share of the rate; NaN or infinite below two windows.
     """
 
     num_void: int
@@ -32,8 +32,8 @@ class Spread(NamedTuple):
 
 def get_windows_info(result: TrialResult) -> pd.DataFrame:
     """Return one row per window, in order of time: its step times in milliseconds, units per second, the share of the
-    cores that other programs used, the loader's queue at both ends, and why it does not count or counts only with a
-    reservation.
+    cores that other programs used, the loader's queue at both ends, the reason if the window does not count, and the
+    reason if it counts although the machine was not quiet.
     """
     import pandas as pd
 
@@ -70,8 +70,8 @@ def get_spread(result: TrialResult) -> Spread | None:
 
 
 def plot_windows(info: pd.DataFrame) -> Figure:
-    """Draw each window that counts as a dot, with a whisker for the middle three fifths of its steps. A void window
-    leaves a gap; the table states the reason.
+    """Draw each window that counts as a dot, with a whisker from the 20th to the 80th percentile of its steps. A window
+    that does not count leaves a gap; the table states the reason.
     """
     figure = theme.new_figure(height=280, showlegend=False)
     clean = info[info["void"] == ""]

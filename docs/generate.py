@@ -381,7 +381,7 @@ STRATEGIES_TEXT = """\
 As the code has them. What each strategy does, and when it helps or hurts, is on [its page](../strategies/README.md).
 
 The tables list the choices that a search considers where PyTorch's defaults run today, judged for four machines (a
-CPU with 8 cores, one GPU, four GPUs of one host, two hosts of four) and four workloads: {workloads}. "Legal on" names
+CPU with 8 cores, one GPU, four GPUs of one host, two hosts of four) and these workloads: {workloads}. "Legal on" names
 the machines on which at least one of the workloads can have the choice, "needs" why other machines and workloads
 cannot. `steptune strategies` says what is tried on your machine, and `steptune strategies --workload ...` for your
 workload.

@@ -1,5 +1,5 @@
-"""Application of kernels to a training: which parts a kernel can compute, why not the others, and the change of these
-parts.
+"""Application of kernels to a training: finding the parts that a kernel can compute, giving the reasons where it
+cannot, and changing the parts.
 
 A kernel's pattern finds modules of the model, parts of the loss (what the workload keeps in its attributes, and the
 modules therein), or the optimizer.
@@ -26,7 +26,9 @@ def refusals(
     optimizer: torch.optim.Optimizer | None = None,
     workload: object | None = None,
 ) -> dict[str, str]:
-    """Return, for each kernel with a pattern, why it can compute no part of a training; the text is empty if it can."""
+    """Return, for each kernel with a pattern, the reason why it cannot be applied to any part of a training; an empty
+    text if it can.
+    """
     parts = _parts(model, workload)
     return {k.name: _refusal(k, parts, optimizer, device) for k in KERNELS if k.pattern is not None}
 
@@ -71,7 +73,7 @@ def operators_of(name: str) -> tuple[str, ...]:
 
 
 _Subjects = Mapping[str, Any]
-"""Modules, parts of a loss, or an optimizer, by name."""
+"""Modules, parts of a loss, or an optimizer, each by its name."""
 
 
 def _parts(model: torch.nn.Module, workload: object | None) -> _Subjects:
@@ -114,7 +116,7 @@ def _refusal(kernel: Kernel, parts: _Subjects, optimizer: torch.optim.Optimizer 
 
 
 def _mark_of(subject: Any) -> str | None:
-    """Return the name of the kernel that already computes a part, or None."""
+    """Return the name of the kernel already applied to this module, part of a loss or optimizer, or None."""
     mark: str | None = subject.__dict__.get(_MARK)
     return mark
 
@@ -123,8 +125,8 @@ _Sites = Mapping[str, tuple[Any, str]]
 
 
 def _sites(kernel: Kernel, subjects: _Subjects) -> _Sites:
-    """Return, by name, every part that matches the kernel's pattern, with the reason why the kernel cannot compute it,
-    or "".
+    """Return, by name, every part that matches the kernel's pattern, with the reason why the kernel cannot compute that
+    part; the reason is empty if it can.
     """
     assert kernel.pattern is not None
     found = {}

@@ -11,7 +11,7 @@ from steptune.kernels.triton_device import unavailable
 
 
 def assigner_pattern(plain: type, fused: type, what: str, operator: str) -> Pattern:
-    """Return the pattern that replaces a loss's part of class `plain` by one of class `fused`, which calls the
+    """Return the pattern that replaces a part of a loss, of class `plain`, by one of class `fused`, which calls the
     kernel.
     """
 

@@ -11,7 +11,9 @@ OURS = ("window_attention", "lamb", "lars", "simota", "fcos3d")
 OF_OPTIMIZER = ("lamb", "lars")
 """Steptune's kernels that compute an optimizer's step."""
 WITHOUT_WAITING = ("simota", "fcos3d")
-"""Steptune's kernels that replace code in which every step reads values from the device."""
+"""Steptune's kernels that make host waits unnecessary: the code that they replace reads values from the device in every
+step.
+"""
 
 
 @cache

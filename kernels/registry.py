@@ -332,7 +332,7 @@ FCOS3D = Kernel(
 
 
 def _compacted(compact: Callable[..., list[Tensor]]) -> Callable[..., Tensor]:
-    """Wrap a compaction so that it returns both kinds of values in one tensor."""
+    """Wrap a compaction so that it returns the selected distances and boxes in one tensor."""
 
     def function(*, distances: Tensor, boxes: Tensor) -> Tensor:
         points, num_boxes, _ = distances.shape
@@ -344,7 +344,7 @@ def _compacted(compact: Callable[..., list[Tensor]]) -> Callable[..., Tensor]:
 
 COMPACTION = Kernel(
     name="compaction",
-    summary="coordinate compaction: each point gets the values of one box, without an index of points",
+    summary="coordinate compaction: each point gets the values of its box, without building an index of points",
     function=_compacted(compaction.compact),
     reference=_compacted(compaction.reference),
     cases=(
@@ -407,8 +407,8 @@ DEEP_GRADIENT = Kernel(
 
 
 def _in_8_bits(encode: Callable[..., Any], mean_of: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Wrap an encoder and its mean so that they return the mean of the encoded rows and every decoded row in one
-    tensor.
+    """Wrap an encoder, and the function that averages its rows over ranks, so that they return that mean and every
+    decoded row in one tensor.
     """
 
     def function(*, rows: Tensor) -> Tensor:
@@ -462,7 +462,7 @@ def _registered() -> tuple[Kernel, ...]:
             raise ValueError(f"{where} has the name of another kernel: choose a different name")
         if kernel.pattern is None:
             raise ValueError(
-                f"{where} has no pattern: set the pattern to the modules of a model that the kernel computes"
+                f"{where} has no pattern: set Kernel.pattern to one that matches the parts that the kernel replaces"
             )
         found.append(kernel)
     return tuple(found)

@@ -15,6 +15,6 @@ FIRST_START = 0x5745_9715
 COLLECTION = 0x5745_9716
 """Lock that processes hold while they store artifacts (shared) or collect garbage (exclusive)."""
 EVENT_NUMBERS = 0x5745_9717
-"""First of two numbers of a shared lock, which transactions hold from before they draw an event's number until they
-end. The second is a lower bound of the number drawn.
+"""First key of the shared lock that a transaction takes before it allocates an event's number, and holds until it ends.
+The lock's second key is a lower bound of the allocated number.
 """

@@ -1,4 +1,4 @@
-"""Copying of equally named fields between rows, records and messages."""
+"""Copying of fields with the same names between rows, records and messages."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def shared(names: Iterable[str], sources: Iterable[object], given: dict[str, Any
 
 
 def record_like(kind: type[AnyRecord], *sources: object, **given: Any) -> AnyRecord:
-    """Build a record from the equally named fields of the sources, except for those given."""
+    """Build a record from the fields with the same names in the sources; given values take precedence."""
     return kind(**shared(kind.__struct_fields__, sources, given))

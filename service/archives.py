@@ -1,4 +1,4 @@
-"""Unpacking of archives that strangers upload: it writes only plain files, below one fresh folder.
+"""Unpacking of untrusted uploaded archives: only plain files are written, all of them below one new folder.
 
 Sizes in headers are only claims: bytes are counted as they are unpacked, and unpacking ends at the limits. Members are
 looked at one by one and written by this module, never by the archive library; whatever is refused leaves nothing
@@ -30,13 +30,16 @@ from steptune.tuner.errors import ArchiveRefusedError, StorageFullError, Workloa
 
 _CHUNK_BYTES = 1 << 16
 _FREE_RATIO_BYTES = 1 << 20
-"""Minimum unpacked bytes at which the compression ratio is limited. Less data may compress a thousandfold without harm.
+"""Unpacked size in bytes above which the compression ratio is limited. Less data may compress a thousandfold without
+harm.
 """
 _MAGIC = ((b"PK\x03\x04", "zip"), (b"PK\x05\x06", "zip"), (b"\x1f\x8b", "gz"), (b"\xfd7zXZ\x00", "xz"), (b"BZh", "bz2"))
 _MAX_HEADER_BYTES = 1 << 20
 _CENTRAL_ENTRY = re.compile(rb"PK\x01\x02")
 MAX_SOURCE_BYTES = 1 << 18
-"""Maximum bytes of one Python file that is parsed: parsing takes seconds, and memory of hundreds of times the size."""
+"""Maximum bytes of one Python file that is parsed. Parsing a larger one would take seconds, and hundreds of times its
+size in memory.
+"""
 MAX_SEARCHED_BYTES = 1 << 21
 """Maximum bytes of all Python files of one archive that is searched for a workload."""
 
@@ -110,14 +113,16 @@ def unpack(archive: Path, target: Path, limits: ArchiveLimits = DEFAULT_LIMITS) 
 
 
 class _Writer:
-    """Writer of members below a folder, which counts them against the limits."""
+    """Writer that unpacks an archive's members below a folder, and counts them against the limits."""
 
     def __init__(self, root: Path, limits: ArchiveLimits, *, packed_bytes: int) -> None:
         self._root = root
         self._limits = limits
         self._packed_bytes = max(1, packed_bytes)
         self._seen: dict[str, bool] = {}
-        """Paths so far, normalised as on a file system that ignores case and Unicode composition; True for a folder."""
+        """Paths so far, each mapped to True if it is a folder; normalised as on a file system that ignores case and
+        Unicode composition.
+        """
         self.num_files = 0
         self.total_bytes = 0
 
@@ -143,8 +148,8 @@ class _Writer:
         self.num_files += 1
 
     def _enter(self, member: _Member, parts: tuple[str, ...]) -> None:
-        """Record a path and the folders above it; refuse a second member of the same name, as its content would depend
-        on the order.
+        """Record a path and the folders above it. Refuse a second member of the same name, because the order of the
+        members would decide the content.
         """
         keys = [_folded("/".join(parts[: n + 1])) for n in range(len(parts))]
         for key in keys[:-1]:
@@ -173,7 +178,7 @@ class _Writer:
 
 
 def checked_parts(name: str, limits: ArchiveLimits) -> tuple[str, ...]:
-    """Split a member's path into parts. The parts lead out of no folder to which they are joined.
+    """Split a member's path into parts, and refuse it if it leads outside the folder to which it is unpacked.
 
     Raises:
         ArchiveRefusedError: The path leads elsewhere, or has a name that no file system should have.
@@ -211,7 +216,7 @@ def _kind(archive: Path) -> str:
 
 
 def _tar_members(archive: Path, kind: str) -> Iterator[_Member]:
-    """Yield the members of a tar, which is read as a stream: nothing is read twice, and a compressed bomb is unpacked
+    """Yield the members of a tar archive, read as a stream: nothing is read twice, and a decompression bomb is unpacked
     only as far as it is read.
     """
     with _readable(), _decompressed(archive, kind) as opened:
@@ -285,8 +290,8 @@ def _zip_members(archive: Path, limits: ArchiveLimits) -> Iterator[_Member]:
 
 
 def _count_zip_members(archive: Path, limits: ArchiveLimits) -> None:
-    """Count the members of a zip before its directory is read: reading it takes memory for each entry, and the header's
-    count cannot be trusted.
+    """Check the number of a zip's members before its central directory is loaded: loading takes memory for each entry,
+    and the count in the header cannot be trusted.
     """
     with archive.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         for number, _ in enumerate(_CENTRAL_ENTRY.finditer(content), 1):
@@ -362,7 +367,7 @@ def check_source_size(path: Path, name: str) -> None:
 
 
 def _searched(root: Path) -> list[Path]:
-    """Return all Python files below a folder, in order."""
+    """Return all Python files below a folder, sorted by path."""
     paths = [path for path in sorted(root.rglob("*.py")) if path.is_file()]
     sizes = [path.stat().st_size for path in paths]
     total, largest = sum(sizes), max(sizes, default=0)
@@ -395,8 +400,8 @@ def _is_workload(node: ast.ClassDef) -> bool:
 
 
 def _last_name(base: ast.expr) -> str:
-    """Return the last part of a name such as `a.b.Name`. The expression may be nested too deeply to be read as a
-    whole.
+    """Return the last part of a base class's name, such as `Name` of `a.b.Name`. Only this part is read, because the
+    expression may be nested too deeply for recursion.
     """
     if isinstance(base, ast.Attribute):
         return base.attr

@@ -1,4 +1,4 @@
-"""Selection and comparison of two trials, for the command and for the page."""
+"""Selection and comparison of two trials, for the `compare` command and the comparison page."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ def compared(
 
 
 def _kept_of(trial: Trial, kept: TraceAnalysis | None) -> TraceAnalysis | None:
-    """Return the first rank of a stored analysis, with the breakdowns of the trial's result: user code may have changed
-    those in the file.
+    """Return the first rank's analysis from a stored file. Its breakdowns are replaced with those of the trial's
+    result, because user code may have changed the file.
     """
     if kept is None or trial.result is None:
         return None
@@ -116,8 +116,8 @@ def _kept_of(trial: Trial, kept: TraceAnalysis | None) -> TraceAnalysis | None:
 def _stated(
     comparison: Comparison, study: Study, recommendation: Recommendation, before: Candidate, after: Candidate
 ) -> Comparison:
-    """Add to a comparison the step times and the interval that a study states for two configurations; one of them must
-    be the study's reference.
+    """Add a study's own step times of the two configurations, and the interval of their difference, to a comparison.
+    One of the configurations must be the study's reference.
     """
     speeds = [speed_of(recommendation, candidate) for candidate in (before, after)]
     is_stated = recommendation.baseline_units_per_s > 0 and parse_objective(recommendation.objective).is_rate

@@ -33,7 +33,7 @@ _POSTGRESQL_DISK_FULL = "53100"
 
 _UNAVAILABLE_SQLSTATES = ("08", "25P03", "40", "53", "57P")
 """Prefixes of the SQLSTATE codes of PostgreSQL's transient errors: lost connections, transactions that paused too long,
-conflicts of transactions, lack of resources, and a server that shuts down or starts.
+conflicts between transactions, lack of resources, and a server that shuts down or starts.
 """
 CONNECT_TIMEOUT_S = 10
 SILENCE_S = 20
@@ -41,7 +41,7 @@ SILENCE_S = 20
 MAX_CONNECTIONS = 15
 """Maximum connections of a process to PostgreSQL."""
 TRUSTED_S = 1.0
-"""Maximum seconds since a connection's last use for it to be used without a ping."""
+"""Maximum idle time in seconds of a connection that is reused without a ping."""
 
 _SQLITE_MEANINGS = {
     sqlite3.SQLITE_NOTADB: "is not a SQLite database: name another file, or move this one away",
@@ -78,7 +78,7 @@ def create_engine_for(url: str, *, poolclass: type[Pool] | None = None) -> Engin
 
 
 def place_of(engine: Engine) -> str:
-    """Return the location of a database for messages: a path, or a URL without its password."""
+    """Return a database's location in the form shown in messages: a path, or a URL without its password."""
     if engine.url.get_backend_name() == "sqlite":
         return engine.url.database or "the in-memory database"
     return engine.url.render_as_string(hide_password=True)
@@ -90,7 +90,7 @@ def without_password(url: str) -> str:
 
 
 def is_superuser(engine: Engine) -> bool:
-    """Say whether the database role may do everything at its server; False for SQLite, which has no roles."""
+    """Say whether the database role is a superuser of its server; False for SQLite, which has no roles."""
     if engine.dialect.name != "postgresql":
         return False
     with querying(engine) as connection:
@@ -133,7 +133,7 @@ def writing(engine: Engine) -> Iterator[Session]:
 
 @contextmanager
 def storage_errors(place: str) -> Iterator[None]:
-    """Convert errors of a database or of files into ours.
+    """Convert errors of a database or of files into Steptune's own exceptions.
 
     Raises:
         StorageFullError: The disk, or the database, is full.
@@ -166,7 +166,9 @@ def _explain(error: BaseException, place: str) -> StoreError:
 
 
 def _will_pass(error: BaseException) -> bool:
-    """Say whether a retry may succeed: a busy file, or a server that restarts or cannot be reached."""
+    """Say whether an error is transient, so that a retry may succeed: the file is busy, or the server restarts or
+    cannot be reached.
+    """
     if _sqlite_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return True
     if isinstance(error, sqlite3.Error | OSError):
@@ -234,7 +236,7 @@ def _sqlite_engine(url: URL) -> Engine:
 
 
 def _make_private(path: Path) -> None:
-    """Create a file that only its owner can read; files that SQLite puts beside it get the same mode."""
+    """Create a file that only its owner can read; files that SQLite adds for it get the same mode."""
     with suppress(FileExistsError, PermissionError, IsADirectoryError):  # SQLite says what is wrong
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
 

@@ -1,5 +1,5 @@
-"""Example workloads and machines for the description of strategies if the user names none. Together they have a use for
-every choice.
+"""Example workloads and machines, for the description of strategies if the user names no workload. Every choice applies
+to at least one of them.
 
 No single workload has everything: batch normalisation and attention masks, fixed shapes and unequal lengths, AdamW and
 momentum are required by different choices, and some exclude each other.
@@ -95,7 +95,7 @@ WINDOWS = _workload(
     "a Swin transformer trained with AdamW",
     replace(
         _model(88_000_000, 24, {"Conv2d": 1, "Linear": 99, "LayerNorm": 53, "WindowAttention": 24}),
-        mask_refusal="the model computes its own attention masks, or none",
+        mask_refusal="the model computes its own attention masks, or uses none",
         kernel_refusals={"window_attention": "", **_NO_LAYERWISE},
     ),
 )
@@ -120,7 +120,7 @@ CONVOLUTIONS = _workload(
 )
 TEXTS = replace(
     _workload(
-        "a text classifier with batched experts and unequal lengths trained with AdamW",
+        "a text classifier (batched experts and unequal sequence lengths) trained with AdamW",
         replace(
             _model(110_000_000, 12, {"Embedding": 3, "Linear": 73, "LayerNorm": 25}),
             uses_attention=True,
@@ -133,7 +133,7 @@ TEXTS = replace(
 )
 BY_LAMB, BY_LARS = (
     _workload(
-        f"a large batch trained with {name.upper()}",
+        f"a text encoder trained in large batches with {name.upper()}",
         replace(
             _model(110_000_000, 12, {"Embedding": 3, "Linear": 73, "LayerNorm": 25}),
             kernel_refusals={"window_attention": "the model has no Swin attention", **_NO_LAYERWISE, name: ""},
@@ -142,7 +142,7 @@ BY_LAMB, BY_LARS = (
     for name in _NO_LAYERWISE
 )
 DETECTOR = _workload(
-    "a detector with its assigner in the loss trained with AdamW",
+    "an object detector (label assignment in the loss) trained with AdamW",
     replace(_model(9_000_000, 8, {"Conv2d": 60, "BatchNorm2d": 60}), kernel_refusals={"simota": "", "fcos3d": ""}),
 )
 WORKLOADS = (VISION, WINDOWS, LANGUAGE, CONVOLUTIONS, TEXTS, BY_LAMB, BY_LARS, DETECTOR)

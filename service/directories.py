@@ -63,8 +63,8 @@ def remove_tree(path: Path) -> None:
 
 
 def _marks(engine: Engine, data_directory: Path) -> Path:
-    """Return the folder of marks for one database: workers of several databases may share a data directory without
-    knowing each other's studies.
+    """Return the folder in which the study directories of one database are recorded. Each database has its own, because
+    workers of several databases may share a data directory without knowing each other's studies.
     """
     place = place_of(engine)
     return data_directory / "worker_studies" / hashlib.sha256(place.encode()).hexdigest()[:12]

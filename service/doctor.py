@@ -115,7 +115,7 @@ def _cores() -> Examined:
     found = f"{usable} of {online}"
     if usable < online:
         return Examined(
-            level="note", subject="cores", found=found, advice="this process may use only some of the cores"
+            level="note", subject="cores", found=found, advice="this process is restricted to some of the cores"
         )
     return Examined(level="ok", subject="cores", found=found)
 
@@ -129,7 +129,10 @@ def _neighbours() -> Examined:
     share = foreign_share(before, read_cpu(time.perf_counter()))
     found = f"other programs use {units.percent(share)} of the cores"
     if share > BUSY_SHARE:
-        advice = "stop other jobs: windows under load count only if too few are quiet, and they widen the intervals"
+        advice = (
+            "stop other jobs: timing windows under load are used only if there are too few quiet windows, and they "
+            "widen the confidence intervals"
+        )
         return Examined(level="problem", subject="neighbours", found=found, advice=advice)
     return Examined(level="ok", subject="neighbours", found=found)
 
@@ -147,8 +150,8 @@ def _shared_memory() -> list[Examined]:
     found = f"{units.memory(free)} in /dev/shm"
     if free < MIN_SHARED_MEMORY_BYTES:
         advice = (
-            "loader workers need more shared memory to pass batches, and will fail: start the container with "
-            "--shm-size=1g"
+            "there is too little shared memory for the batches of loader workers, which will fail: start the container "
+            "with --shm-size=1g"
         )
         return [Examined(level="problem", subject="shared memory", found=found, advice=advice)]
     return [Examined(level="ok", subject="shared memory", found=found)]
@@ -157,14 +160,18 @@ def _shared_memory() -> list[Examined]:
 def _disk(environment: Environment) -> Examined:
     free = environment.free_disk_bytes
     level = "ok" if free > MIN_FREE_DISK_BYTES else "problem"
-    advice = "" if level == "ok" else "initial states and traces may not fit: free space or set STEPTUNE_DATA_DIRECTORY"
+    advice = (
+        ""
+        if level == "ok"
+        else "initial states and traces may not fit on the disk: free space or set STEPTUNE_DATA_DIRECTORY"
+    )
     return Examined(level=level, subject="disk", found=f"{units.memory(free)} free", advice=advice)
 
 
 def _start_method() -> Examined:
     if default_start_method() == "fork":
         return Examined(level="ok", subject="trials", found="forked from a warm process")
-    advice = "every trial starts a fresh interpreter: correct, but slower to start"
+    advice = "every trial starts a new Python interpreter: the results are the same, but each start takes longer"
     return Examined(level="note", subject="trials", found="spawned", advice=advice)
 
 

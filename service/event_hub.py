@@ -1,4 +1,4 @@
-"""New events for all streams of a process: one poll of the database serves everybody who follows.
+"""Delivery of new events to all streams of a process: one poll of the database serves all clients.
 
 Events have numbers that grow, and streams send them in that order, so that a client that comes back with the last
 number it saw misses nothing. A transaction that took a number may commit after one that took the next: so streams send
@@ -71,8 +71,8 @@ class Subscription:
 
 
 class EventHub:
-    """Hub that polls for events while any stream follows them. Only the database's work runs outside the event loop's
-    thread.
+    """Hub that polls the database for new events while at least one stream is open. Only the queries run outside the
+    event loop's thread.
     """
 
     def __init__(self, engine: Engine, poll_s: float) -> None:

@@ -39,8 +39,8 @@ def database_now(session: Session) -> datetime:
 
 
 def hold(session: Session, lease: Lease, study_id: str, **changes: Any) -> None:
-    """Check the lease, lock the study's queue entry until the transaction ends, and advance the entry's version, as
-    readers can see a change.
+    """Check the lease, lock the study's queue entry until the transaction ends, and advance the entry's version,
+    because readers will see a change.
 
     Args:
         changes: Columns to set at the same time.
@@ -64,5 +64,5 @@ def hold(session: Session, lease: Lease, study_id: str, **changes: Any) -> None:
     if cast(CursorResult[Any], session.execute(held)).rowcount != 1:
         raise LeaseLostError(
             f"worker {lease.worker_id} no longer holds study {lease.study_id} (claim {lease.fence}): its lease "
-            "expired, another worker may continue the study, and nothing was written"
+            "expired, so nothing was written; another worker may continue the study"
         )

@@ -25,7 +25,7 @@ IDEMPOTENCY = timedelta(days=1)
 PROGRESS = timedelta(days=1)
 """Time after a study's end for which its progress events, which are most of its rows, are kept."""
 LATE = timedelta(days=30)
-"""Time after a study's end from which housekeeping does not check the study again."""
+"""Time since a study's end after which housekeeping no longer checks the study."""
 
 
 class HouseReport(Record):

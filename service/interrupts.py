@@ -14,7 +14,7 @@ from typing import Any
 
 
 class _Held(threading.local):
-    """State of the interrupts held back in a thread; signals reach only the main thread."""
+    """Interrupts that are held back in one thread. Signals reach only the main thread."""
 
     depth = 0
     pending = False
@@ -25,7 +25,7 @@ _held = _Held()
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Hold back the interrupts of `interruptible` until the context ends."""
+    """Delay the interrupts of `interruptible` until the end of this context."""
     _held.depth += 1
     try:
         yield
@@ -37,8 +37,8 @@ def held_back() -> Iterator[None]:
 
 
 class interruptible:
-    """Context in which SIGTERM interrupts as Ctrl-C does. SIGINT stays ignored where it was, as in a shell's
-    background.
+    """Context in which SIGTERM interrupts as Ctrl-C does. SIGINT stays ignored if it was ignored before, as in a
+    shell's background jobs.
     """
 
     def __enter__(self) -> None:

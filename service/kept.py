@@ -1,4 +1,4 @@
-"""Cache of a process with a maximum size; the least recently used value is dropped first."""
+"""In-process LRU cache with a maximum size."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ ADVICE = (
 
 
 class _Meeting(Record):
-    """Record that torchrun's rendezvous distributes to the hosts."""
+    """Port and secret that torchrun's rendezvous distributes to the hosts."""
 
     port: int
     secret: str

@@ -182,7 +182,7 @@ class TrialSummary(Record):
 
 
 class TrialAttempt(Record):
-    """One process start of a trial.
+    """One attempt to run a trial, in a new process.
 
     Attributes:
         number: Number of the attempt, from 1.
@@ -244,12 +244,12 @@ class Health(Record):
 
 
 class BreakdownCategory(Record):
-    """The time of one category.
+    """Time of one category in the profiled steps.
 
     Attributes:
         category: Name of the category.
-        ns: Nanoseconds over the whole profiled stretch.
-        share: Share of the stretch.
+        ns: Nanoseconds in all profiled steps.
+        share: Share of the time of the profiled steps.
         rescaled_ns: Nanoseconds per step, rescaled to the unprofiled step; null where that is unknown.
     """
 
@@ -260,13 +260,13 @@ class BreakdownCategory(Record):
 
 
 class DeviceBreakdown(Record):
-    """Breakdown of one device of one rank. The categories sum to the stretch exactly.
+    """Breakdown of one device of one rank. The categories sum exactly to the time of the profiled steps.
 
     Attributes:
         rank: The process.
         device: The device of the process, or its CPU.
         num_steps: Profiled steps.
-        step_time_ns: The whole profiled stretch.
+        step_time_ns: Time of all profiled steps together.
         categories: Time by category, the longest first.
     """
 
@@ -304,7 +304,7 @@ class TrialFinding(Record):
 
 
 class TrialGuard(Record):
-    """Verdict of the guard: whether a trial was the same training.
+    """Verdict of the guard on a trial: whether it is still the same training as the reference.
 
     Attributes:
         trial_id: The trial.
@@ -316,7 +316,7 @@ class TrialGuard(Record):
 
 
 class TrialTimeline(Record):
-    """Activity of the devices in the profiled steps, reduced to the resolution of a picture.
+    """Activity of the devices in the profiled steps, at a resolution that suffices for a picture.
 
     Attributes:
         trial_id: The trial.
@@ -328,7 +328,7 @@ class TrialTimeline(Record):
 
 
 class TrialSpans(Record):
-    """The longest events of a name in the lanes of a trial.
+    """The longest events with a given name in the timeline of a trial.
 
     Attributes:
         trial_id: The trial.

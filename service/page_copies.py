@@ -26,13 +26,13 @@ NUM_LOCKS = 64
 LEVEL = 5
 """Compression level of gzip: it takes 5 ms to compress a page of 200 trials to a tenth of its size."""
 _MARK = secrets.token_hex(16)
-"""Marker that no text of a user can contain."""
+"""Random marker of placeholders, which no text of a user can contain."""
 _OPENINGS = re.compile(rf"\x02{_MARK}:(\w+)\x03")
 _GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
 
 
 def opening(name: str) -> Markup:
-    """Return a placeholder in a rendered copy that is filled in for each reader."""
+    """Return a placeholder (an opening) for a text that differs between the readers of a rendered copy."""
     return Markup(f"\x02{_MARK}:{name}\x03")
 
 
@@ -55,7 +55,9 @@ class Fragment:
 
 @dataclass(frozen=True)
 class Piece:
-    """Text that is the same for all readers; `name` is the name of the opening that follows, or empty."""
+    """Text that is the same for all readers. `name` is the name of the placeholder that follows the text; empty if none
+    does.
+    """
 
     plain: bytes
     packed: bytes
@@ -64,14 +66,14 @@ class Piece:
 
 @dataclass(frozen=True)
 class Copy:
-    """A rendered page with its openings."""
+    """A rendered page with placeholders for the texts that differ between readers."""
 
     pieces: tuple[Piece, ...]
     digest: str
 
     @classmethod
     def of(cls, text: str, fragments: Iterable[Fragment] = ()) -> Copy:
-        """Build a copy from a page that was rendered with `opening`s and these fragments."""
+        """Build a copy from a page that was rendered with these fragments, and with placeholders from `opening`."""
         known = {fragment.name: fragment for fragment in fragments}
         found = _OPENINGS.split(text)
         pieces: list[Piece] = []
@@ -88,7 +90,7 @@ class Copy:
         return sum(len(piece.plain) + len(piece.packed) for piece in self.pieces)
 
     def tag(self, fillings: Mapping[str, str]) -> str:
-        """Return the entity tag of the page with these fillings."""
+        """Return the entity tag of the page with these texts in its placeholders."""
         filled = [fillings[piece.name] for piece in self.pieces if piece.name]
         return hashlib.sha256(f"{self.digest}{filled}".encode()).hexdigest()[:16]
 
@@ -96,7 +98,7 @@ class Copy:
         return b"".join(piece.plain + (fillings[piece.name].encode() if piece.name else b"") for piece in self.pieces)
 
     def packed(self, fillings: Mapping[str, str]) -> bytes:
-        """Return the page as one gzip stream; only the fillings of its openings are compressed now."""
+        """Return the page as one gzip stream. Only the texts for its placeholders are compressed now."""
         plain = self.plain(fillings)
         parts = [_GZIP_HEADER]
         for piece in self.pieces:

@@ -22,9 +22,7 @@ DATABASE_FILES = ("", "-wal", "-shm", "-journal")
 
 
 def keep_private(settings: Settings) -> None:
-    """Restrict access to new files of this process, and to the existing database and folders, to the process's own
-    user.
-    """
+    """Deny other users access to the files that this process will create, and to the existing database and folders."""
     os.umask(UMASK)
     for path in _database_files(settings):
         _close(path, PRIVATE_FILE)

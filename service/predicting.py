@@ -1,4 +1,6 @@
-"""Prediction for other hosts, from the user's question to the answer, for the command and for the page."""
+"""Prediction of a study's step time on other hosts, from the user's question to the answer, for the `predict` command
+and the scaling page.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from steptune.tuner.strategies.combine import complete_choices
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A cluster in the user's terms.
+    """A user's question: on which cluster a step is to be predicted, and from which trial.
 
     Attributes:
         hosts: Number of hosts.
@@ -77,8 +79,8 @@ def predicted(store: StudyStore, study: Study, question: Question, against: Stud
 
 
 def _start(store: StudyStore, study: Study, which: str) -> tuple[str, list[str]]:
-    """Return the trial to predict from, and notes. It is the baseline if no configuration is better, or, with a note,
-    if the best cannot be predicted.
+    """Return the trial on which the prediction is based, and notes for the user. The trial is the baseline if no
+    configuration is better, or, with a note, if the best configuration cannot be predicted.
     """
     if which != "best":
         return which, []
@@ -89,13 +91,12 @@ def _start(store: StudyStore, study: Study, which: str) -> tuple[str, list[str]]
     if not reason:
         return which, []
     return "baseline", [
-        f"the prediction starts from today's settings, because the best configuration {reason}, and such "
-        "configurations cannot be predicted"
+        f"the prediction starts from today's settings: the best configuration {reason}, which cannot be predicted"
     ]
 
 
 def _cluster_of(study: Study, given: Cluster) -> Cluster:
-    """Return the study's own cluster; links that the study has not measured are taken from the given one."""
+    """Return the study's own cluster; links that the study has not measured are taken from the given cluster."""
     environment = study.environment
     if environment is None:
         raise ChoiceError(

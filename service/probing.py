@@ -17,8 +17,8 @@ from steptune.tuner.workloads.zoo import known_reference
 
 
 def look_here(workload: str | None, device: str | None) -> tuple[Environment, tuple[WorkloadFacts, ...]]:
-    """Inspect the environment and a workload; without one, use example workloads that together have a use for every
-    strategy.
+    """Inspect the environment and a workload. If no workload is given, use example workloads such that every strategy
+    applies to at least one.
     """
     reference = format_reference(known_reference(workload)) if workload else "zoo:synthetic"
     with tempfile.TemporaryDirectory(prefix="steptune-") as folder:
@@ -77,7 +77,7 @@ def measure_links(
         ) as runner,
     ):
         topology = runner.measure_topology(hardware, known, LONGEST_LINKS_S)
-    assert topology is not None, "two or more ranks must have links"
+    assert topology is not None, "a measurement with two or more ranks must return a topology"
     if topology != known:
         store.save_topology(topology)
     return topology

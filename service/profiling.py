@@ -51,7 +51,7 @@ from steptune.tuner.workloads.zoo import known_reference
 BAR_WIDTH = 40
 NUM_MODULES = 8
 NUM_ABOVE = 4
-"""Maximum rows in each table of operators, kernels or modules above their floor."""
+"""Maximum rows in each table of the operators, kernels or modules with the most time above their roofline minimum."""
 
 
 class WorkloadProfile(Record):
@@ -71,7 +71,9 @@ class WorkloadProfile(Record):
     modules: tuple[ModuleStats, ...] = ()
     """Time of each `nn.Module` over all profiled steps, the most time first."""
     roofline: Roofline | None = None
-    """FLOP of a step, their share of the device's peak, and the calls that take much longer than their floor."""
+    """FLOP of a step, their share of the device's peak, and the calls that take much longer than their roofline
+    minimum.
+    """
     memory: tuple[MemoryStats, ...] = ()
     """Memory of each device, by class of tensor."""
 
@@ -126,7 +128,7 @@ def profile_workload(
         kept = StudyFiles(directory).trace(spec.trial_id)
         _keep(directory, kept, trace)
     situation = situation_of(result, facts, environment, choices)
-    assert situation is not None, "a result with breakdowns must have a situation"
+    assert situation is not None, "situation_of() must not return None for a result with breakdowns"
     evidence = Evidence(situation=situation, analysis=_analysis_of(directory, spec.trial_id))
     return WorkloadProfile(
         workload=reference,
@@ -228,7 +230,7 @@ def print_breakdowns(console: Console, breakdowns: Sequence[Breakdown]) -> None:
 
 
 def print_roofline(console: Console, roofline: Roofline | None, breakdowns: Sequence[Breakdown]) -> None:
-    """Print the operators, kernels and modules with the most time above their floor."""
+    """Print the operators, kernels and modules with the most time above their roofline minimum."""
     info = get_roofline_info(roofline, breakdowns, NUM_ABOVE)
     if info is not None:
         console.print()

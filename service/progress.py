@@ -19,7 +19,9 @@ from steptune.tuner.search.view import StudyView
 EVENT = "progress"
 RECENT_DECISIONS = 6
 NOT_TRIED = "not_tried"
-"""Verdict that no event carries: with its last decision, a search gives this verdict to every choice that is left."""
+"""Verdict that a search gives, at its end, to all choices that it has not tried. Decisions with this verdict are left
+out of events.
+"""
 MIN_INTERVAL_S = 2.0
 _FIELDS = (
     "budget_s",
@@ -83,7 +85,7 @@ class Picture:
 
 
 class Publisher:
-    """Publisher of a changing view: news of the search at once, current activity at intervals."""
+    """Publisher of a study's changing view: news of the search is published at once, current activity at intervals."""
 
     def __init__(self, publish: Callable[[dict[str, Any]], None], interval_s: float = MIN_INTERVAL_S) -> None:
         self._publish = publish

@@ -15,7 +15,7 @@ _UNITS_NS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "μs": 1e3, "ms": 1e6, "s": 1e9}
 
 
 def parse_duration_s(text: str) -> float:
-    """Parse a duration in seconds: "90s", "5m", "1h30m".
+    """Parse a duration such as "90s", "5m" or "1h30m", and return seconds.
 
     Raises:
         BudgetError: It is not a duration, or not positive.
@@ -35,7 +35,7 @@ def parse_duration_s(text: str) -> float:
 
 
 def parse_bytes(text: str) -> int:
-    """Parse a size in bytes: "8g", "512m", "1000000".
+    """Parse a size such as "8g", "512m" or "1000000", and return bytes.
 
     Raises:
         ChoiceError: It is not a size.
@@ -47,8 +47,8 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_bandwidth(text: str) -> float:
-    """Parse a bandwidth in bytes per second: "25gbps" (bits), "400GBps" (bytes), "3.1 GB/s", "100 Mbit/s". Prefixes are
-    powers of 1000.
+    """Parse a bandwidth such as "25gbps" or "100 Mbit/s" (bits), or "400GBps" or "3.1 GB/s" (bytes), and return bytes
+    per second. Prefixes are powers of 1000.
 
     Raises:
         ChoiceError: It is not a bandwidth.
@@ -60,7 +60,7 @@ def parse_bandwidth(text: str) -> float:
 
 
 def parse_latency_ns(text: str) -> float:
-    """Parse a latency in nanoseconds: "20us", "0.1ms", "500ns".
+    """Parse a latency such as "20us", "0.1ms" or "500ns", and return nanoseconds.
 
     Raises:
         ChoiceError: It is not a latency.

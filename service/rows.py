@@ -57,8 +57,8 @@ ResultRow = BreakdownRow | KernelStatsRow | GapStatsRow | CollectiveStatsRow | F
 
 
 def workload_row(facts: WorkloadFacts) -> WorkloadRow:
-    """Return the row of a workload. Reference and signature together identify a workload, because edited code may be
-    another one.
+    """Return the row of a workload. The reference alone does not identify a workload, because its code may have been
+    edited; the reference and the signature together do.
     """
     identity = f"{facts.reference}\0{facts.signature}".encode("utf-8", "surrogateescape")
     return _row(WorkloadRow, facts, workload_id=hashlib.sha256(identity).hexdigest()[:16])
@@ -117,8 +117,8 @@ def attempt_row(trial: Trial, lease: Lease | None = None) -> TrialAttemptRow:
 
 
 def repeated_rows(result: TrialResult, first: TrialAttemptRow) -> list[TrialAttemptRow]:
-    """Return the rows of a repeated trial's attempts after the first. `result` describes the last attempt, which has no
-    end yet.
+    """Return the rows of the second and all later attempts at a repeated trial. The last attempt, which `result`
+    describes, has no end yet.
 
     Args:
         first: The row that was written as the trial began. It ends with the first attempt.
@@ -177,12 +177,12 @@ def recommendation_row(recommendation: Recommendation) -> RecommendationRow:
 
 
 def _is_speed(recommendation: Recommendation) -> bool:
-    """Say whether the recommendation's gains are gains of speed, as gains of energy are not combined with them."""
+    """Say whether the recommendation's gains are gains in speed. Gains in energy are not stored in the same columns."""
     return parse_objective(recommendation.objective).is_rate
 
 
 def strategy_rows(recommendation: Recommendation, decisions: Iterable[Decision]) -> list[StrategyOutcomeRow]:
-    """Return the outcome of each strategy that was tried or is part of the answer, without unconfirmed gains."""
+    """Return the outcome of each strategy that was tried or is part of the answer; unconfirmed gains are left out."""
     tried: Counter[str] = Counter()
     for decision in decisions:
         if decision.verdict != "not_tried" and decision.stage != "confirm":

@@ -65,7 +65,7 @@ class ScriptProfile(Record):
 
 
 def script_profile(command: tuple[str, ...], ended: Ended) -> ScriptProfile:
-    """Build the profile of a command that was run with the hooks armed."""
+    """Build the profile of a command that was run with Steptune's hooks enabled."""
     recorded = [record for record in ended.records if record.complete]
     if not recorded or not ended.traces:
         refusal = refusal_of(ended)
@@ -124,12 +124,12 @@ def refusal_of(ended: Ended) -> str:
     least, most = record.num_steps_needed
     if record.num_made > most:
         return (
-            f"the script ended after {units.counted(record.num_made, 'step')}, but never made {most} steps of "
-            "one pattern in a row: let it train longer"
+            f"the script ended after {units.counted(record.num_made, 'step')}, but no {most} consecutive "
+            "steps had the same pattern: let it train longer"
         )
     return (
-        f"the script ended after {units.counted(record.num_made, 'step')}; a recording needs {least} to {most} "
-        "steps, more where steps are shorter: let it train longer"
+        f"the script ended after {units.counted(record.num_made, 'step')}; a recording needs {least} steps "
+        f"if they are long, and up to {most} if they are short: let it train longer"
     )
 
 
@@ -143,7 +143,7 @@ def print_script_profile(console: Console, profile: ScriptProfile) -> None:
         console.print(Text("no profile: ", style="bold yellow").append(profile.refusal, style="default not bold"))
         return
     record = profile.records[0]
-    assert profile.step_time_ns is not None, "a profile without a refusal has steps"
+    assert profile.step_time_ns is not None, "a profile without a refusal must have a step time"
     rate = units.rate(profile.units_per_s, SampleUnit.SAMPLE) if profile.units_per_s else ""
     print_head(
         console,
@@ -186,8 +186,8 @@ def print_watched(folder: str) -> None:
 
 
 def keep_trace(traces: Sequence[Path], target: Path) -> tuple[Path, ...]:
-    """Copy a trace to a file, compressed if the file's name ends in `.gz`. Traces of further ranks are copied beside
-    it, with a number in their names.
+    """Copy a trace to a file, compressed if the file's name ends in `.gz`. Traces of further ranks are copied to the
+    same folder, with a number in their names.
 
     Raises:
         ChoiceError: The file cannot be written.

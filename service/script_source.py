@@ -19,7 +19,7 @@ from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.records import Record
 
 MANIFEST = ".steptune-script.json"
-"""Name of the manifest beside the sources, in the same archive."""
+"""Name of the manifest, which is in the same archive as the sources."""
 MANIFEST_BYTES = 1 << 16
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OF_A_MACHINE = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD")
@@ -92,7 +92,7 @@ def read_manifest(folder: Path) -> ScriptManifest:
 
 
 def check_variables(variables: Mapping[str, str]) -> None:
-    """Refuse variables whose names or values suggest secrets, or that name folders of one machine.
+    """Refuse environment variables that seem to hold secrets, or that are specific to one machine, such as `PATH`.
 
     Raises:
         WorkloadRejectedError: There is such a variable; the message names the first one, and the ways out.
@@ -110,8 +110,8 @@ def check_variables(variables: Mapping[str, str]) -> None:
 
 
 def interpreter_of(command: Sequence[str], path: str | None = None) -> str:
-    """Return the Python interpreter that a command runs: the command itself, or the interpreter beside it in the same
-    environment.
+    """Return the Python interpreter that a command runs: the command itself, or the `python` in the command's own
+    folder.
 
     Args:
         path: Path on which commands are searched; None for this process's PATH.
@@ -126,7 +126,9 @@ def interpreter_of(command: Sequence[str], path: str | None = None) -> str:
 
 
 def imported_packages(sources: Iterable[Path], python: str) -> dict[str, str]:
-    """Return the versions of the packages that these files import anywhere, as an interpreter has them."""
+    """Return the versions of the packages that these files import at any place in their code, as installed for an
+    interpreter.
+    """
     modules: set[str] = set()
     for path in sources:
         try:
@@ -177,7 +179,9 @@ def link_data(manifest: ScriptManifest, folder: Path) -> None:
         if not name.startswith("/"):
             path = folder / name
             if path.exists():
-                raise WorkloadRejectedError(f"{name} is both data and among the sources: leave out one of them")
+                raise WorkloadRejectedError(
+                    f"{name} is both named with --data and contained in the submitted sources: leave out one of them"
+                )
             path.parent.mkdir(parents=True, exist_ok=True)
             path.symlink_to(place)
 
@@ -192,5 +196,5 @@ def _installed(python: str, *, modules: Sequence[str] = (), names: Sequence[str]
 
 
 def _public(version: str) -> str:
-    """Return a version without its build: 2.13.0 for 2.13.0+cpu."""
+    """Return a version without its build label: 2.13.0 for 2.13.0+cpu."""
     return version.partition("+")[0]

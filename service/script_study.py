@@ -29,7 +29,7 @@ from steptune.tuner.workloads.reference import workload_of
 
 SHARDS_PARAMETERS = ("FSDP", "FSDP2", "DeepSpeed")
 LEAST_BUDGET_S = 1.0
-"""Minimum seconds for a resumed study after its inspection, which may use up the rest of the budget."""
+"""Minimum budget in seconds for the trials of a study, even if its inspection has used up the whole budget."""
 MOST_LABELS = 4
 
 
@@ -71,9 +71,9 @@ def refuse_sharded(look: Look) -> None:
     sharded = [name for name in look.script.wrappers if name in SHARDS_PARAMETERS]
     if sharded:
         raise WorkloadError(
-            f"the script shards its parameters ({sharded[0]}), so each rank sees only a part of them, and no "
-            "candidate can be shown to be the same training. Write a Workload, for which Steptune shards the "
-            "model itself"
+            f"the script shards its parameters ({sharded[0]}), so each rank sees only a part of them, and "
+            "Steptune cannot check that a candidate trains like the script. Write a Workload: Steptune then shards "
+            "the model itself"
         )
 
 
@@ -98,7 +98,7 @@ def check_same_script(study: Study, look: Look) -> None:
     if look.script != script_of(study):
         raise StoreError(
             f"the command of study {study.study_id} trains differently than when the study began (another "
-            "loader, optimizer or model was recognised): its results would mix two trainings. Begin a new study"
+            "loader, optimizer or model was recognised): the study would mix two training jobs. Begin a new study"
         )
 
 
@@ -117,8 +117,8 @@ def budget_left_s(budget_s: float, look_s: float) -> float:
 
 
 class Choices(NamedTuple):
-    """Choices of a study by strategy: the tried ones, and the reasons for those that need a `Workload` or cannot be
-    tried here.
+    """Choices of a study by strategy: the tried ones, and the reasons why others need a `Workload` or cannot be tried
+    here.
     """
 
     tried: dict[str, list[str]]
@@ -128,7 +128,7 @@ class Choices(NamedTuple):
 
 def choices_of(runner: ScriptRunner, study: Study) -> Choices:
     """Inspect the machine, and return the choices of a study before its first trial."""
-    assert study.facts is not None, "a study of a command must have facts"
+    assert study.facts is not None, "a study of a command must have workload facts"
     space = Space(runner.describe(), study.facts, study.settings)
     tried: dict[str, list[str]] = {}
     for move in space.moves:
@@ -142,7 +142,7 @@ def choices_of(runner: ScriptRunner, study: Study) -> Choices:
 
 
 def why_nothing(choices: Choices) -> str:
-    """Return the reasons why no choice can be tried, by strategy."""
+    """Return a message that no choice can be tried, with each strategy's reason."""
     reasons = {name: f"needs a Workload ({why})" for name, why in choices.need_workload.items()}
     reasons |= {name: why for name, why in choices.not_here.items() if name not in reasons}
     told = [f"{name}: {why}" for name, why in reasons.items()]
@@ -170,13 +170,13 @@ def print_choices(console: Console, choices: Choices) -> None:
 
 
 def print_start(console: Console, look: Look) -> None:
-    """Print where trials start: at the script's beginning, or from a frozen copy."""
+    """Print where trials start: at the script's beginning, or from a frozen copy of the inspected process."""
     words = (
         "each starts from a frozen copy of the inspected process, or runs the command from its beginning if a choice "
         "requires that"
     )
     if look.copy is None:
-        words = f"each starts the command from its beginning: {look.why_no_copy}"
+        words = f"each runs the command from its beginning, because there is no frozen copy: {look.why_no_copy}"
     console.print(Text(f"trials         {words}", style="dim"))
 
 
@@ -195,8 +195,8 @@ class Change:
 
 
 def changes_of(study: Study, parts: Sequence[Part]) -> list[Change]:
-    """Return the edits that make each part of a recommendation in the script."""
-    assert study.facts is not None, "a study of a command must have facts"
+    """Return the changes to the script that apply the parts of a recommendation."""
+    assert study.facts is not None, "a study of a command must have workload facts"
     script = script_facts_of(study)
     found = []
     for part in parts:
@@ -209,11 +209,11 @@ def changes_of(study: Study, parts: Sequence[Part]) -> list[Change]:
 
 def script_facts_of(study: Study) -> ScriptFacts:
     """Return the script facts of a study of a command."""
-    assert study.facts is not None, "a study of a command must have facts"
+    assert study.facts is not None, "a study of a command must have workload facts"
     assert study.facts.script is not None, "facts of a command must have a script"
     return study.facts.script
 
 
 def short_place(place: str) -> str:
-    """Return a short form of a place: `train.py:33` for `/home/me/train.py:33 in main`."""
+    """Return the short form of a location in code: `train.py:33` for `/home/me/train.py:33 in main`."""
     return Path(place.partition(" in ")[0]).name if place else ""

@@ -48,7 +48,7 @@ def study_of_command(store: SqlStudyStore, command: tuple[str, ...], folder: Pat
 
 @contextmanager
 def changed_by(recommendation: Recommendation, how: str, command: tuple[str, ...]) -> Iterator[Changed]:
-    """Yield the script with a recommendation's changes, which `steptune.enable` or the diff makes.
+    """Yield the script with a recommendation's changes, applied by `steptune.enable` or by the diff.
 
     Raises:
         ChoiceError: There is no such method.
@@ -110,8 +110,8 @@ def verified(
 def print_script_verification(
     console: Console, found: ScriptVerification, recommendation: Recommendation | None
 ) -> None:
-    """Print the measured gain of the script beside the claimed gain, or beside the words of an answer that claims none,
-    and the verdict on its loss.
+    """Print the script's measured gain, the gain that the recommendation claims (its headline if it claims none), and
+    the verdict on the script's loss.
     """
     gain = found.gain
     interval = f"{units.percent(gain.interval.level)} interval {units.ratio_interval(gain.interval)}"
@@ -125,7 +125,9 @@ def print_script_verification(
     console.print(f"own loss   {found.reason}", style="green" if found.same else "red")
     console.print(f"runs       {found.runs}", style="dim")
     if found.missing:
-        console.print(f"not made   {', '.join(found.missing)}: the script did not reach this code", style="yellow")
+        console.print(
+            f"not made   {', '.join(found.missing)}: the script did not reach the code to change", style="yellow"
+        )
 
 
 def recommendation_of(store: SqlStudyStore, study: Study) -> Recommendation:

@@ -16,7 +16,7 @@ _TEXT = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY|://[^\s/:@\"'{}<>]+:[^\s/:@\"'{}<>]+@"
     r"|\b(hf_[A-Za-z0-9]{30,}|sk-[\w-]{32,}|gh[pousr]_[A-Za-z0-9]{30,}|AKIA[A-Z0-9]{16}\b|stp_\w{20,})"
 )
-"""Pattern for private keys, addresses with a password, and tokens of well-known formats."""
+"""Pattern for private keys, URLs with a password, and tokens of well-known formats."""
 _ALONE = frozenset({"apikey", "credential", "credentials", "passwd", "password", "passwords", "secret", "secrets"})
 _OF_KIND = {
     "token": ("access", "api", "auth", "bearer", "github", "hf", "hub", "wandb"),
@@ -45,12 +45,14 @@ def secret_in(command: Sequence[str]) -> str | None:
 
 
 def holds_secret(text: str) -> bool:
-    """Say whether a text contains a private key, an address with a password, or a token of a well-known format."""
+    """Say whether a text contains a private key, a URL with a password, or a token of a well-known format."""
     return _TEXT.search(text) is not None
 
 
 def is_secret_file(path: Path) -> bool:
-    """Say whether the names of a file and its folder suggest a secret; for a code file, the whole name must do so."""
+    """Say whether the name of a file or of its folder suggests a secret. For a code file, the whole name must be a word
+    for secrets: `secrets.py`, but not `password_field.py`.
+    """
     words = _words(path.stem)
     if path.suffix in _CODE:
         return "".join(words) in _ALONE

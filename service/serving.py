@@ -35,7 +35,7 @@ from steptune.tuner.emulation import refuse_parts
 from steptune.tuner.errors import ChoiceError
 
 BACKLOG = 2048
-"""Maximum connections that wait to be accepted, as in uvicorn."""
+"""Maximum number of connections that wait to be accepted; uvicorn's default."""
 
 
 def run(settings: Settings) -> None:
@@ -72,7 +72,9 @@ def run(settings: Settings) -> None:
 
 
 def _show_login_code(app: FastAPI) -> None:
-    """Show a one-time code on the terminal; without a terminal none is made, so that no log contains one."""
+    """Show a one-time login code on the terminal. Without a terminal, no code is made, so that none ends up in a
+    log.
+    """
     terminal = next((stream for stream in (sys.stderr, sys.stdout) if stream.isatty()), None)
     if terminal is None:
         return
@@ -194,7 +196,9 @@ def listen(settings: Settings) -> socket.socket:
 
 
 def _listen_privately(path: Path) -> socket.socket:
-    """Open a listening Unix socket that only this user may open: its requests are trusted as the proxy's."""
+    """Open a listening Unix socket to which only this user may connect: requests on it are trusted as coming from the
+    proxy.
+    """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if path.is_socket() and not _is_answered(path):

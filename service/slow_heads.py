@@ -22,8 +22,8 @@ _ANSWER = (
 
 
 class PromptHeads(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """Uvicorn's protocol with a time limit for the head of each request, counted from the connection or from the head's
-    first byte.
+    """Uvicorn's protocol with a time limit for each request's head. The time counts from the opening of the connection
+    or, for later requests, from the head's first byte.
     """
 
     head_timeout_s = HEAD_TIMEOUT_S

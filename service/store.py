@@ -340,7 +340,7 @@ class SqlStudyStore:
 
 
 NUMBERS_MODULO = 1 << 31
-"""Modulus of event numbers in locks, because a lock has 31 bits for a number."""
+"""Modulus of event numbers in the keys of locks, which have 31 bits for a number."""
 MAX_PAUSE_MS = 30_000
 _DRAWS_A_NUMBER = select(
     func.set_config("idle_in_transaction_session_timeout", str(MAX_PAUSE_MS), True),
@@ -349,8 +349,8 @@ _DRAWS_A_NUMBER = select(
         cast_to(select(func.coalesce(func.max(EventRow.event_id), 0)).scalar_subquery() % NUMBERS_MODULO, Integer),
     ),
 )
-"""Statement to execute before an event's number is drawn. Events with later numbers are held back until the transaction
-ends; if its process stops or its host is lost, the server ends the transaction.
+"""Statement to execute before an event's number is allocated. Readers do not see events with later numbers until the
+transaction ends; if its process stops or its host is lost, the server ends the transaction.
 """
 _INSERTS: dict[str, Callable[[Table], sqlite.Insert | postgresql.Insert]] = {
     "sqlite": sqlite.insert,
@@ -406,7 +406,9 @@ def _replace_decisions(session: Session, study_id: str, decisions: Sequence[Deci
 
 
 def _summarise(session: Session, results: Sequence[TrialResult]) -> None:
-    """Fill the list columns of trials that completed together, and advance the revisions of their studies."""
+    """Write the summaries of trials that completed together to their rows, and advance the revisions of their
+    studies.
+    """
     completed = TrialRow.trial_id.in_([result.trial_id for result in results])
     for study_id in session.scalars(select(TrialRow.study_id).where(completed).distinct()).all():
         query = select(TrialRow.result).where(TrialRow.study_id == study_id, TrialRow.result.is_not(None))
@@ -454,8 +456,8 @@ def lose_trials(session: Session, study_id: str) -> int:
 
 
 def write_event(session: Session, study_id: str, kind: str, data: dict[str, Any]) -> None:
-    """Append an event. The lock on the study makes its events visible in the order of their numbers; for all studies,
-    that order holds up to `steptune.service.queries.events.horizon`.
+    """Append an event. Because the study is locked, its events become visible in the order of their numbers. Across
+    studies, the order is certain up to the number that `steptune.service.queries.events.horizon` returns.
     """
     owner_id = _study_row(session, study_id).owner_id
     if session.get_bind().dialect.name == "postgresql":
@@ -483,7 +485,7 @@ def write_study(session: Session, study: Study) -> None:
 
 
 def write_state(session: Session, row: StudyRow, state: StudyState, message: str) -> bool:
-    """Change the state of a study, and nothing that it shares with others; return whether it differed before."""
+    """Change the state and message of a study in its own row only; return whether either differed before."""
     stored = decode(row.record, Study)
     row.state, row.record = state.value, encode(replace(stored, state=state, message=message))
     session.flush()
@@ -498,8 +500,8 @@ def insert_missing(session: Session, row: Base) -> None:
 
 
 def _upsert(session: Session, row: Base) -> None:
-    """Insert a row, or, if its key exists, replace the columns that it sets. Another process may insert the same key
-    meanwhile.
+    """Insert a row, or, if its key exists, replace the columns that the row sets. Another process may insert the same
+    key meanwhile.
     """
     table, values = _table_and_values(row)
     insert = _INSERTS[session.get_bind().dialect.name](table).values(values)
@@ -514,7 +516,7 @@ def _table_and_values(row: Base) -> tuple[Table, dict[str, Any]]:
 
 
 def _full_id(session: Session, text: str) -> str:
-    """Return the only study id that begins or ends with `text`.
+    """Return the id of the only study whose id begins or ends with `text`.
 
     Raises:
         StudyNotFoundError: No study matches, or more than one.

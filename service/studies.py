@@ -1,4 +1,6 @@
-"""Creating and running studies for a command or a worker: engine, store, files and results together."""
+"""Creation and execution of studies for commands and workers: these functions connect the engine with the database and
+the files.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ COMPRESSION = 3
 LOG_BYTES = 4 << 20
 """Maximum bytes of a trial's log that are stored, from its end."""
 MAX_KEPT_BYTES = 4 << 30
-"""Maximum bytes of a trace, uncompressed: a file of zeros takes no space on disk, but hours to compress."""
+"""Maximum size of a trace in bytes, uncompressed: a sparse file of zeros takes no space on disk, but hours to
+compress.
+"""
 
 
 class FileReplacedError(StoreError):
@@ -107,7 +111,8 @@ def discarded_unless_recorded(study: Study, store: StudyStore) -> Iterator[None]
 
 
 def check_writable(folder: Path) -> None:
-    """Refuse, before anything is run, a folder for results that could not be written at the end.
+    """Refuse a results folder to which this user may not write. The check precedes the study, because results are
+    written at its end.
 
     Raises:
         StoreError: The path is not a folder, or the folder or its parent may not be written.
@@ -139,8 +144,8 @@ def check_unchanged(study: Study) -> None:
         digest = source_digest(parse_reference(study.workload))
     if study.source_digest and digest != study.source_digest:
         raise StoreError(
-            f"the file of {study.workload} has changed since study {study.study_id} began: its results would "
-            "mix two workloads. Begin a new study with `steptune tune`"
+            f"the file of {study.workload} has changed since study {study.study_id} began: the study "
+            "would mix two workloads. Begin a new study with `steptune tune`"
         )
 
 
@@ -272,8 +277,8 @@ def keep_profiles(
 
 
 def check_kept(kind: str, packed: Path) -> None:
-    """Refuse, before it is stored, a file that pages and clients could not read. Uses the memory of one line, whatever
-    the file holds.
+    """Refuse a file that pages and clients could not read, before it is stored. Only one line is in memory at a time,
+    whatever the file contains.
 
     Raises:
         FileReplacedError: The file is not in the form in which a trial writes it.

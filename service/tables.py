@@ -13,7 +13,7 @@ from steptune.dashboards.roofline import RooflineInfo
 from steptune.tuner.trace_records import ModuleStats
 
 PATH_WIDTH = 42
-"""Width of a module's path beside its figures on a terminal of 80 columns."""
+"""Maximum width of a module's path, in characters, so that its table fits on a terminal of 80 columns."""
 
 
 def plain_table(*names: str, title: str | None = None) -> Table:
@@ -46,7 +46,9 @@ def modules_table(modules: Sequence[ModuleStats], num_steps: int, title: str) ->
 
 
 def roofline_tables(roofline: RooflineInfo, of: str) -> Iterable[RenderableType]:
-    """Yield tables of operators, kernels and modules by time above the floor, with an explanation of floors."""
+    """Yield tables of operators, kernels and modules, sorted by time above the floor (least possible time), and a note
+    that explains floors.
+    """
     for kind, rows in roofline.tables:
         title = f"{kind.capitalize()} by time above the roofline{of}"
         replayed = ("saves",) if any(row.saved is not None for row in rows) else ()

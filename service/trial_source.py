@@ -35,10 +35,12 @@ from steptune.tuner.trial_figures import TrialFigures, TrialView
 from steptune.tuner.trials.analysis_files import read_analysis, read_lanes
 
 MAX_OLD_BYTES = 8 << 20
-"""Maximum bytes of an analysis of an older version, which was stored unchecked as one line."""
+"""Maximum bytes that are read of an analysis in the old format, which is a single line and was not checked when it was
+stored.
+"""
 MAX_CHARS = 8 << 20
-"""Maximum characters of cached texts of trials, and also of all other cached texts. The records made from the texts
-take several times as much memory.
+"""Maximum total characters of the cached texts of trials, and, separately, of all other cached texts. The records
+parsed from the texts take several times as much memory.
 """
 _STUDY = select(StudyRow.record).where(StudyRow.study_id == bindparam("study_id"))
 _ANSWER = select(RecommendationRow.record).where(RecommendationRow.study_id == bindparam("study_id"))
@@ -55,19 +57,19 @@ _DECISIONS = (
     select(DecisionRow.record).where(DecisionRow.study_id == bindparam("study_id")).order_by(DecisionRow.sequence)
 )
 MAX_PROFILE_BYTES = 32 << 20
-"""Maximum bytes of the cached profiles of pages, plain and compressed: enough for some tens of trials."""
+"""Maximum bytes of the cached profiles of trial pages, plain and compressed: enough for some tens of trials."""
 NO_PROFILE_BYTES = 1000
 KeptProfiles = Kept[tuple[TrialResult, Fragment | None]]
 """Cached profiles by trial and file, each with the trial result that it belongs to."""
 UNREADABLE = (ArtifactGoneError, OSError, EOFError, zlib.error, ValueError)
 MAX_LANE_BYTES = 64 << 20
-"""Maximum bytes of cached lanes, stored as columns: enough for some millions of cells."""
+"""Maximum bytes of cached timeline lanes, stored as columns: enough for some millions of intervals."""
 CELL_BYTES = 56
 KeptLanes = Kept[LaneTables]
-"""Cached lanes by trial and file."""
+"""Cached timeline lanes by trial and file."""
 _OF_OLD = b'{"ranks":[{'
 _MAX_KINDS = 1000
-"""Maximum kinds of files of a trial, which may have one trace for every rank."""
+"""Maximum number of files listed for a trial, which may have one trace for every rank."""
 
 
 class KeptRecords:
@@ -173,8 +175,8 @@ class KeptTrials:
         return None if kept is None else self._analysis(kept)
 
     def trial_lanes(self, trial_id: str) -> tuple[Lane, ...]:
-        """Return the lanes of a trial; if there are none, return the merged lanes that older versions stored in its
-        analysis.
+        """Return the timeline lanes of a trial; if there are none, return the merged lanes that older versions stored
+        in its analysis.
         """
         kept = self._kept(trial_id, "lanes")
         if kept is None:
@@ -186,7 +188,7 @@ class KeptTrials:
         return ()
 
     def lane_tables(self, trial_id: str, tables: KeptLanes) -> LaneTables:
-        """Return the lanes of a trial in the form from which tiles are cut."""
+        """Return the timeline lanes of a trial as tables from which the tiles for any zoom level are made."""
         kept = self._kept(trial_id, "lanes") or self._kept(trial_id, "analysis")
         key = trial_id, kept and kept.digest
         found = tables.get(key)

@@ -24,11 +24,11 @@ _FILE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}\.py")
 _SHOWN = 10
 UPLOADS_AT_ONCE = 4
 LEFT_S = 24 * 3600.0
-"""Age in seconds above which a folder counts as left by a killed process."""
+"""Age in seconds above which a folder is assumed to have been left behind by a killed process."""
 
 
 class UploadSpace:
-    """Space beside the stored files, where only a limited number of uploads is unpacked for inspection at a time.
+    """Folder in which uploads are unpacked for inspection, a limited number at a time.
 
     An upload may unpack to a gigabyte: without a bound, a few dozen at once would fill the disk.
 
@@ -43,7 +43,9 @@ class UploadSpace:
 
     @contextmanager
     def taken(self) -> Iterator[Path | None]:
-        """Provide an empty folder, which is removed afterwards; None while all places are taken."""
+        """Provide an empty folder, which is removed afterwards; None while the maximum number of uploads is being
+        inspected.
+        """
         if not self._free.acquire(blocking=False):
             yield None
             return
@@ -123,7 +125,9 @@ def _copy(source: BinaryIO, path: Path) -> str:
 
 
 def _entry(root: Path, entry: str) -> str:
-    """Return the reference of the workload below `root`."""
+    """Return the reference of the workload in the folder `root`: the given one, if it is valid, or the only one that is
+    found.
+    """
     if entry:
         _check_entry(root, entry)
         return entry

@@ -30,7 +30,9 @@ def verify_study(
     *,
     python: str | None = None,
 ) -> Verification:
-    """Train both configurations from the study's initial state, which is created again from the study's seed."""
+    """Train today's and the recommended configuration from the study's initial state, which is created again from the
+    study's seed.
+    """
     check_unchanged(study)
     settings.data_directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=settings.data_directory, prefix="verify-") as folder:

@@ -19,8 +19,8 @@ MAX_NVLINKS = 18
 PCIE_KINDS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 """Kinds of connection by NVML's nvmlGpuTopologyLevel_t; level 0 stands for two GPUs on one board."""
 READ = 0
-"""Value of NVML's nvmlGpuP2PCapsIndex_t for reading; the Python bindings define it as a tuple, which their function
-refuses.
+"""Value of NVML's nvmlGpuP2PCapsIndex_t for reading. The constant in NVML's Python bindings is a tuple, which the
+function of these bindings rejects.
 """
 SWITCH = 2
 """Value of NVML's nvmlIntNvLinkDeviceType_t for a switch."""
@@ -79,7 +79,7 @@ def _num_nvlinks(nvml: Any, first: Any, second: Any) -> int:
 
 
 def _ends(nvml: Any, handle: Any) -> list[Any]:
-    """Return the bus id at the other end of each active NVLink; None for a switch."""
+    """Return the PCI bus id of the device at the other end of each active NVLink; None for a switch."""
     found: list[Any] = []
     for number in range(MAX_NVLINKS):
         try:

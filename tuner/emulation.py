@@ -18,7 +18,7 @@ HOSTS_VARIABLE = "STEPTUNE_EMULATED_HOSTS"
 NETWORKS_VARIABLE = "STEPTUNE_HOST_NETWORKS"
 """Environment variable with the network namespaces of the emulated hosts, one for each host, separated by commas."""
 HOST_VARIABLE = "STEPTUNE_RANK_HOST"
-"""Environment variable with the number of a rank's host, set if a job spans several hosts."""
+"""Environment variable with the number of the host on which a rank runs; set if a job spans several hosts."""
 DEVICES_VARIABLE = "STEPTUNE_EMULATED_DEVICES"
 """Environment variable with the number of devices into which the visible GPUs are divided: equal parts that share a
 GPU's time.
@@ -78,7 +78,7 @@ def ranks_per_device(num_visible: int) -> int:
 
 
 def refuse_parts(why: str) -> None:
-    """Refuse a division of GPUs into parts where whole GPUs, or none, are needed.
+    """Refuse to run with GPUs that are divided into parts, where whole GPUs, or no GPUs, are required.
 
     Raises:
         PlatformError: `DEVICES_VARIABLE` is set.

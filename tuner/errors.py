@@ -42,7 +42,7 @@ class SteptuneError(ValueError):
 
 
 class WorkloadError(SteptuneError):
-    """Error for a workload that cannot be loaded, lacks a piece, or cannot be trained."""
+    """Error for a workload that cannot be loaded, lacks a required part, or cannot be trained."""
 
 
 class WorkloadNotFoundError(WorkloadError):
@@ -50,7 +50,7 @@ class WorkloadNotFoundError(WorkloadError):
 
 
 class WorkloadRejectedError(WorkloadError):
-    """Error for a workload that loads, but in which a required piece is missing or wrong."""
+    """Error for a workload that loads, but in which a required part is missing or wrong."""
 
 
 class ArchiveRefusedError(WorkloadError):
@@ -162,7 +162,7 @@ class RunnerError(SteptuneError):
 
 
 class HostsUnavailableError(RunnerError):
-    """Error for a cluster that lacks the hosts of a study, or cannot be reached: the study can wait for them."""
+    """Error for a cluster that cannot be reached, or lacks hosts that a study needs; the study can wait for them."""
 
 
 EARLIER_NAMES = {

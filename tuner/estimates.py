@@ -66,7 +66,9 @@ def _standard_deviation(values: Sequence[float]) -> float:
 
 
 def trimmed_mean(values: Sequence[float]) -> Estimate:
-    """Return the mean without the lowest and highest fifth; the plain mean for fewer than five values."""
+    """Return the mean of the values without their lowest and their highest fifth, or of all values if there are fewer
+    than five.
+    """
     cut = int(TRIM * len(values))
     if cut == 0:
         return plain_mean(values)
@@ -79,8 +81,8 @@ def trimmed_mean(values: Sequence[float]) -> Estimate:
 
 
 class _Results:
-    """Results compared by identity, as cache keys: comparing them by their windows would take as long as computing
-    rates.
+    """Cache key made of trial results, which are compared by identity: comparing their windows would take as long as
+    computing their rates.
     """
 
     __slots__ = ("results",)
@@ -96,7 +98,9 @@ class _Results:
 
 
 def log_rate(result: TrialResult) -> Estimate:
-    """Return the logarithm of the units per second in training, epoch restarts included; the result is cached."""
+    """Return the logarithm of a trial's rate (samples or tokens per second), epoch restarts included; the result is
+    cached.
+    """
     return _log_rate(_Results(result))
 
 
@@ -112,13 +116,15 @@ def units_per_s(result: TrialResult) -> float:
 
 
 def step_time_ns(result: TrialResult) -> float:
-    """Return the nanoseconds of a step in training, epoch restarts included: its units over their rate."""
+    """Return the step time of a trial in nanoseconds, epoch restarts included: the samples or tokens of a step divided
+    by the rate.
+    """
     windows = result.clean_windows
     return 1e9 * sum(w.num_units for w in windows) / sum(w.num_steps for w in windows) / units_per_s(result)
 
 
 def log_ratio(result: TrialResult, reference: TrialResult) -> Estimate | None:
-    """Return the logarithm of the ratio of a result's rate to the reference's, paired by round; None where the two
+    """Return the log ratio of a trial's rate to a reference trial's, from windows of the same rounds; None if the two
     trials did not take turns.
     """
     return _log_ratio(_Results(result, reference)) if result.group == reference.group else None
@@ -137,7 +143,7 @@ def _log_ratio(of: _Results) -> Estimate | None:
 
 
 def restart_s_per_step(result: TrialResult) -> float:
-    """Return the seconds that starting an epoch adds to each of its steps."""
+    """Return the cost of starting an epoch, in seconds, spread evenly over the steps of the epoch."""
     if not result.epoch_restart_ns or not result.steps_per_epoch:
         return 0.0
     return result.epoch_restart_ns / 1e9 / result.steps_per_epoch

@@ -1,4 +1,5 @@
-"""Hardware on which measurements depend: the machine's devices and versions, and their measured peaks.
+"""Hardware on which measurements depend: the machine's devices with their measured peak rates, and the versions of
+software.
 
 Functions that touch a device or torch run in a rank (the parent has no torch).
 """
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 SUPPORTED_PYTHONS = ((3, 11), (3, 12))
 SUPPORTED_TORCH = ((2, 11), (2, 14))
-"""Supported torch versions: from the first, below the second."""
+"""Supported torch versions: the minimum, and the first version above it that is not supported."""
 NO_TORCH = (
     "torch is not installed, but torch >= 2.11, < 2.14 is required: run pip install 'steptune[torch]', or install "
     "the build for your devices from https://pytorch.org/get-started/locally"
@@ -37,7 +38,7 @@ NO_TORCH = (
 DEVICE_KINDS = ("cpu", "cuda")
 CORES_VARIABLE = "STEPTUNE_CORES"
 LINK_OF_PARTS = "loopback"
-"""Kind of link between parts of GPUs, which NCCL takes to be on separate hosts."""
+"""Kind of link between devices that are parts of GPUs. NCCL treats these devices as if they were on separate hosts."""
 _MATRIX_SIZES = {"cpu": (256, 512, 1024), "cuda": (1024, 4096, 8192)}
 _COPY_BYTES = {"cpu": 128 << 20, "cuda": 1 << 30}
 _MIN_MEASURED_S = 0.05
@@ -52,7 +53,7 @@ def check_platform() -> None:
     if sys.platform not in ("linux", "darwin"):
         raise PlatformError(f"{sys.platform} is not supported: Steptune runs on Linux, and on macOS on the CPU")
     if sys.version_info[:2] not in SUPPORTED_PYTHONS:
-        wanted = " and ".join(f"{a}.{b}" for a, b in SUPPORTED_PYTHONS)
+        wanted = " or ".join(f"{a}.{b}" for a, b in SUPPORTED_PYTHONS)
         raise PlatformError(f"Python {platform.python_version()} is not supported: use Python {wanted}")
     version = torch_version()
     if version is None:
@@ -103,7 +104,9 @@ def usable_cores() -> int:
 
 
 def unbind_thread() -> None:
-    """Allow this thread to run on all cores again, where OMP_PROC_BIND has bound the thread that forked it."""
+    """Allow this thread to run on all cores again, if it was forked from a thread that OMP_PROC_BIND had bound to some
+    of them.
+    """
     if os.environ.get("OMP_PROC_BIND", "false").lower() == "false" or not hasattr(os, "sched_setaffinity"):
         return
     noted = os.environ.get(CORES_VARIABLE)
@@ -196,8 +199,8 @@ def describe_hardware(kind: str) -> HardwareProfile:
 
 
 def first_difference(first: HardwareProfile, other: HardwareProfile) -> str:
-    """Return the first difference between another host's hardware and the first host's; empty where their measurements
-    are comparable. Sizes of memory are left out: those of equal machines differ by some pages.
+    """Return the first difference between another host's hardware and the first host's; empty if their measurements are
+    comparable. Memory sizes are not compared, because they differ by a few pages even between equal machines.
     """
 
     def parts(profile: HardwareProfile) -> dict[str, object]:
@@ -219,7 +222,7 @@ def uuid_of(device: torch.device | int) -> str:
 
 
 def _cuda_devices() -> tuple[tuple[Device, ...], dict[str, str]]:
-    """Return the visible GPUs, or the parts of them that act as devices, and the links between them."""
+    """Return the devices (the visible GPUs, or parts of them if ranks share GPUs) and the links between the devices."""
     import torch
 
     count = torch.cuda.device_count()
@@ -251,7 +254,7 @@ def _cuda_device(number: int, sharing: int = 1) -> Device:
 
 
 def describe_environment(kind: str, directory: Path, num_ranks: int = 1) -> Environment:
-    """Describe the hardware, its measured peaks, and the software that strategies need."""
+    """Describe the hardware, its measured peak rates, and the software that strategies need."""
     return Environment(
         hardware=describe_hardware(kind),
         calibration=calibrate(kind),
@@ -264,7 +267,7 @@ def describe_environment(kind: str, directory: Path, num_ranks: int = 1) -> Envi
 
 
 def calibrate(kind: str) -> Calibration:
-    """Measure the peaks that bounds use: the highest matmul rate by dtype, and the copy bandwidth.
+    """Measure the peak rates that bounds use: the highest matmul rate of each dtype, and the copy bandwidth.
 
     Uses random data, and takes the fastest of several sizes and repeats: a peak, not an average.
     """

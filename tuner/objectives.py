@@ -1,4 +1,4 @@
-"""Objectives of a study: speed, the time of a training including compilation, energy, or cost.
+"""Objectives of a study: speed, training time (compilation included), energy, or cost.
 
 A search maximises the rate of a trial's timed windows. For another objective the windows are converted first: their
 share of the compilation is added to them, or joules replace their time. So every search, the confirmation and its
@@ -163,7 +163,9 @@ class Objective:
         )
 
     def compile_share(self, result: TrialResult) -> float:
-        """Return the share of compilation in a counted step, which a choice with less compilation could save."""
+        """Return the compilation time, spread over the counted steps, as a share of a step's time: the most that a
+        choice with less compilation could save.
+        """
         if self.kind != STEPS or not result.clean_windows or result.startup is None:
             return 0.0
         return result.startup.compile_ns / self.amount / fmean(w.step_time_ns for w in result.clean_windows)

@@ -74,8 +74,9 @@ class TrialRunner(Protocol):
         ...
 
     def begin_reference(self, request: Any, longest_s: float) -> None:
-        """Begin to make the guard's reference while the next group starts. The group's windows wait until the reference
-        is made; `make_reference` of the same request finds it, or makes it again if this attempt failed.
+        """Begin to make the guard's reference while the next group of trials starts; the group's windows wait until the
+        reference is made. `make_reference` with the same request finds this reference, or makes it again if this
+        attempt failed.
         """
         ...
 
@@ -109,7 +110,9 @@ class TrialRunner(Protocol):
         ...
 
     def fits_together(self, peaks_bytes: Sequence[int]) -> bool:
-        """Say whether trials with these memory peaks can run at the same time, with a margin."""
+        """Say whether trials with these peak memories fit into memory at the same time, with a margin. Each peak is
+        that of the trial's rank that uses the most memory.
+        """
         ...
 
     def close(self) -> None:
@@ -237,9 +240,10 @@ class StudyStore(Protocol):
         ...
 
     def past_decisions(self, study_id: str, hardware: HardwareProfile) -> list[Decision]:
-        """Return decisions with a predicted bound and a measured gain, from finished studies on this kind of device, to
-        compare bounds with gains. The newest study comes first, each in the order of its search; at most
-        `store_rules.NUM_PAST_STUDIES` studies and `store_rules.NUM_PAST_DECISIONS` decisions.
+        """Return decisions with a predicted upper limit and a measured gain, from finished studies on this kind of
+        device, to compare predictions with measurements. The newest study comes first; the decisions of a study are in
+        the order of its search. The result has at most `store_rules.NUM_PAST_STUDIES` studies and
+        `store_rules.NUM_PAST_DECISIONS` decisions.
 
         Args:
             study_id: Study that learns from them: only studies of its owner count, where a store knows owners.
@@ -253,7 +257,7 @@ class StudyStore(Protocol):
         ...
 
     def topology(self, hardware: HardwareProfile, num_ranks: int, num_hosts: int) -> Topology | None:
-        """Return the latest measured links between this number of ranks on this number of hosts of the hardware."""
+        """Return the latest measured links for this hardware, number of ranks and number of hosts."""
         ...
 
     def add_event(self, study_id: str, kind: str, data: dict[str, Any]) -> None:

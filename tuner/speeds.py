@@ -15,8 +15,8 @@ from steptune.tuner.records import Candidate, Gain, Interval, Part, Recommendati
 from steptune.tuner.wording import counted
 
 WIDEST = 4.0
-"""Maximum ratio of an interval's upper to its lower end for a conclusive gain: at this ratio the interval reaches from
-half of the estimate to twice the estimate.
+"""Maximum ratio of an interval's upper end to its lower end for a gain to count as conclusive: at this ratio the
+interval reaches from half of the estimate to twice the estimate.
 """
 
 
@@ -105,8 +105,8 @@ def speed_of(recommendation: Recommendation, candidate: Candidate) -> Speed | No
 
 
 def contribution_of(recommendation: Recommendation, part: Part) -> Speed | None:
-    """Return the speed with a part over the speed without it, with all else as recommended; None where that was not
-    measured, where its interval does not exclude 1, and where the recommendation claims no gain.
+    """Return the speed of the recommendation relative to the same settings without one part. None if that was not
+    measured, if its interval includes 1, or if the recommendation claims no gain.
     """
     speed = measured_contribution(recommendation, part)
     interval = None if speed is None else speed.interval
@@ -114,13 +114,13 @@ def contribution_of(recommendation: Recommendation, part: Part) -> Speed | None:
 
 
 def unclear_contribution(recommendation: Recommendation, part: Part) -> Interval | None:
-    """Return the interval of a measured contribution that includes 1; None for any other part."""
+    """Return the interval of a part's measured contribution if the interval includes 1; else None."""
     speed = measured_contribution(recommendation, part)
     return None if speed is None or contribution_of(recommendation, part) is not None else speed.interval
 
 
 def measured_contribution(recommendation: Recommendation, part: Part) -> Speed | None:
-    """Return the measured contribution of a part, whatever its interval; None where it was not measured, or the
+    """Return the measured contribution of a part, whatever its interval; None if it was not measured, or if the
     recommendation claims no gain.
 
     A single part contributes the whole gain over today's settings. If the reference has other settings, because today's

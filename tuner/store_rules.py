@@ -36,7 +36,7 @@ def encode(record: Record) -> str:
 
 
 def decode(text: str, kind: type[AnyRecord]) -> AnyRecord:
-    """Return the record that was given to `encode`.
+    """Decode a record from the text that `encode` returned for it.
 
     Raises:
         StoreError: The text is not such a record.
@@ -81,14 +81,14 @@ def number(value: float | None) -> float | None:
 
 
 def check_begins(trial: Trial) -> None:
-    """Assert that a trial begins as running and without a result, which its completion records."""
+    """Assert that a new trial has the state running and no result; the result is recorded when the trial completes."""
     assert trial.state is TrialState.RUNNING, f"trial {trial.trial_id} must begin as running, got {trial.state}"
     assert trial.result is None, f"trial {trial.trial_id} must begin without a result"
 
 
 def state_after(result: TrialResult) -> TrialState:
-    """Return the state of a trial after its result: completed, also if the guard rejected it, or failed if it ended
-    early.
+    """Return the state of a trial with this result: failed if the trial ended early, else completed, even if the guard
+    rejected it.
     """
     return TrialState.COMPLETED if result.failure is None else TrialState.FAILED
 

@@ -12,23 +12,24 @@ from steptune.tuner.records import Breakdown, CollectiveStats, Finding, GapSite,
 
 
 class Gap(Record):
-    """Stretch of time in which a device was idle."""
+    """Interval in which a device was idle."""
 
     start_ns: int
     length_ns: int
     category: str
-    """Category that most of the gap is blamed on."""
+    """Category to which most of the gap is attributed."""
     kernel_before: str
     kernel_after: str
     operator_before: str
     operator_after: str
-    """Innermost operator that launched the kernel after the gap (`operator_before`: before it); empty if not recorded.
+    """Innermost operator that launched the kernel after the gap; `operator_before` is that of the kernel before it.
+    Empty if not recorded.
     """
     source: str = ""
     """Line of the user's code, if the trace has call stacks."""
     module: str = ""
-    """Module (`nn.Module`) of the operator that ends the gap, with "(backward)" for its gradient; if the trace has call
-    stacks.
+    """Module (`nn.Module`) of the operator that ends the gap, followed by "(backward)" if the operator belongs to the
+    module's backward pass; recorded if the trace has call stacks.
     """
 
 
@@ -42,26 +43,26 @@ class GapStats(Record):
     histogram: dict[str, int]
     """Number of gaps by length: "<1 us", "1-10 us", ..."""
     time_ns: dict[str, int]
-    """Time in gaps, by the same lengths."""
+    """Total time of the gaps in each of the length ranges of `histogram`."""
     longest: tuple[Gap, ...]
     sites: tuple[GapSite, ...] = ()
-    """Sites of the gaps, the most time first."""
+    """Sites of the gaps, those with the most time first."""
 
 
 class QueueStats(Record):
-    """Launch queue of one stream: launched operations that have not begun."""
+    """Launch queue of one stream: operations that were launched but have not begun."""
 
     stream: int
     num_launches: int
     mean_depth: float
-    """Mean depth over time."""
+    """Time-weighted mean of the queue's depth."""
     max_depth: int
     empty_share: float
     """Share of the launches that found the stream empty and idle."""
     median_delay_ns: int
     """Median time from the launch call to the start of the operation."""
     timeline: tuple[tuple[int, int], ...] = ()
-    """(time, depth from then on), thinned out; every maximum is kept."""
+    """Pairs of a time and the queue's depth from that time on, thinned out; every maximum is kept."""
 
 
 class OperatorStats(Record):
@@ -72,9 +73,9 @@ class OperatorStats(Record):
     """Types and shapes by argument: "float[32, 64], Scalar"; empty where they were not recorded."""
     count: int
     device_ns: int
-    """Time of the kernels and copies that the operator launched itself; on a CPU, its own time."""
+    """Time of the kernels and copies that the operator launched itself; on a CPU, its self time."""
     host_ns: int
-    """Host time without the operators inside."""
+    """Host time, without that of nested operators."""
     flops: float | None = None
     """FLOP of all calls, if the shapes determine them."""
     num_bytes: float | None = None
@@ -86,36 +87,38 @@ class OperatorStats(Record):
 
 
 class ModuleStats(Record):
-    """Calls of one `nn.Module`, including the modules inside."""
+    """Calls of one `nn.Module`, with the time of the modules nested in it."""
 
     name: str
-    """Classes with object numbers, the outermost first: "GPT_0.Block_3.MLP_3"."""
+    """Class names with object numbers, the outermost module first: "GPT_0.Block_3.MLP_3"."""
     count: int
     forward_ns: int
     """Time of the kernels and copies that the module's operators launched; on a CPU, of the operators themselves."""
     backward_ns: int
     """Time of the operators that compute gradients, measured like `forward_ns`."""
     own_ns: int
-    """Forward and backward time without the modules inside."""
+    """Forward and backward time, without that of nested modules."""
     num_launches: int = 0
-    """Number of kernels and copies that the module's own operators launched; on a CPU, of the operators' calls."""
+    """Number of kernels and copies launched by the module's own operators, not those of nested modules; on a CPU,
+    number of calls of these operators.
+    """
     kernels: tuple[str, ...] = ()
-    """Kernels (on a CPU: operators) of the module's own operators, the most time first."""
+    """Kernels launched by the module's own operators (on a CPU: these operators), those with the most time first."""
     num_bytes: float | None = None
-    """Compulsory bytes of the module's own operators; None unless all are known."""
+    """Compulsory memory traffic of the module's own operators, in bytes; None unless it is known for all of them."""
     dtypes: tuple[str, ...] = ()
-    """Dtypes of the factors in the own operators' matmuls, if shapes were recorded."""
+    """Dtypes of the operands in matmuls of the module's own operators, if shapes were recorded."""
 
 
 class RooflineRow(Record):
-    """Operator, kernel or module with known work, over all steps."""
+    """Operator, kernel or module for which FLOP or bytes are known, over all steps."""
 
     name: str
     count: int
     time_ns: int
-    """Time on the device, without that of operators or modules inside."""
+    """Time on the device, without that of nested operators or modules."""
     floor_ns: int
-    """Least time of its FLOP and bytes at the device's peaks: a bound that kernels seldom reach."""
+    """Minimum time that its FLOP and bytes take at the device's peak rates, which kernels seldom reach."""
     limit: str
     """Resource that determines the floor: "compute" or "memory"."""
     shapes: str = ""
@@ -123,8 +126,8 @@ class RooflineRow(Record):
     flops: float | None = None
     num_bytes: float | None = None
     saved_share: float | None = None
-    """Share of the step saved with these kernels at their floor, by simulation; only for the first kernels, if
-    simulated at all.
+    """Share of the step that would be saved if these kernels ran at their floor, by simulation; None if they were not
+    simulated.
     """
 
     @property
@@ -141,7 +144,7 @@ class Roofline(Record):
     peak_known: bool
     """True if the peaks of this device are known."""
     flops_per_s: dict[str, float] = field(default_factory=dict)
-    """Peak FLOP per second by arithmetic."""
+    """Peak FLOP per second of the device, by the dtype of the arithmetic (or TF32)."""
     bytes_per_s: float | None = None
     """Memory bandwidth of the device."""
     step_flops: float | None = None
@@ -149,43 +152,47 @@ class Roofline(Record):
     few of them are known.
     """
     mfu: float | None = None
-    """Model FLOPs utilisation: `step_flops` at the peak of the arithmetic that ran, over the time of the step."""
+    """Model FLOPs utilisation: the time that `step_flops` would take at the peak rate of the arithmetic in use, as a
+    share of the step time.
+    """
     known_share: float | None = None
-    """Share of the time of computing kernels that has a floor."""
+    """Share of compute kernels' time that is spent in kernels with a known floor."""
     silent: str = ""
     """Reason why FLOP are not reported; empty if they are."""
     operators: tuple[RooflineRow, ...] = ()
-    """Operators, the most time above the floor first (as in `kernels` and `modules`)."""
+    """Operators, sorted by time above their floor, largest first; `kernels` and `modules` are sorted alike."""
     kernels: tuple[RooflineRow, ...] = ()
     modules: tuple[RooflineRow, ...] = ()
-    """Modules by their own operators, without the modules inside; if the trace has call stacks."""
+    """Modules, each with its own operators only, without nested modules; empty unless the trace has call stacks."""
 
 
 class StackNode(Record):
-    """Function, module or operator in a call stack, including everything inside."""
+    """Function, module or operator in a call stack, with everything that it calls."""
 
     name: str
     parent: int
     """Index of the parent in the same list, or -1."""
     time_ns: int
-    """Time of the kernels and copies that operators inside launched; on a CPU, of the operators themselves."""
+    """Time of the kernels and copies that the operators inside launched; on a CPU, time of these operators."""
 
 
 class Synchronisation(Record):
-    """Place at which the host waits for the device, over the simulated steps."""
+    """Place in the code at which the host waits for the device, summed over the simulated steps."""
 
     call: str
-    """Outermost operator, or the API call if there is none: "aten::item"."""
+    """Outermost operator that waits, for example "aten::item"; the API call if there is no operator."""
     source: str
     module: str
-    """Module (`nn.Module`) of the place, with its source line in `source`; if the trace has call stacks."""
+    """Module (`nn.Module`) in which the host waits; the line is in `source`. Recorded if the trace has call stacks."""
     count: int
     wait_ns: int
-    """Total duration of the calls. Their cost to the step can differ, because the host loses its lead over the device.
+    """Total duration of the calls. The step may lose a different amount of time, because the host loses its lead over
+    the device.
     """
     num_steps: int
     saved_share: float | None = None
-    """Share of the step saved without the waits of this place, by simulation; None if the steps could not be simulated.
+    """Share of the step that would be saved without the waits at this place, by simulation; None if the steps could not
+    be simulated.
     """
 
 
@@ -211,15 +218,17 @@ class MemoryStats(Record):
     peak_reserved_bytes: int
     total_memory_bytes: int | None
     timeline: tuple[tuple[int, int, int], ...]
-    """(time, allocated, reserved), thinned out; every peak is kept."""
+    """Tuples of a time, allocated bytes and reserved bytes, thinned out; every peak is kept."""
     classes: tuple[MemoryClass, ...] = ()
     """Memory by class of tensor; empty if the tensors' addresses are unknown, for instance from a trace alone."""
     class_timeline: tuple[tuple[int, ...], ...] = ()
-    """(time, bytes of each class in order), thinned out; the peak is kept."""
+    """Tuples of a time and the bytes of each class, in the order of `classes`, thinned out; the peak is kept."""
 
 
 class RankWait(Record):
-    """Time that a rank waited for others in collectives. The others wait for the rank with the least wait."""
+    """Time that a rank waited for others in collectives. The rank with the shortest wait is the one that delays the
+    others.
+    """
 
     rank: int
     wait_ns: int
@@ -227,20 +236,22 @@ class RankWait(Record):
     late_share: float
     """Share of the collectives in which the rank arrived last."""
     exposed_ns: int = 0
-    """Wait that counts as exposed communication because no compute hides it. It is not time of the network."""
+    """Wait that counts as exposed communication because no compute hides it. It is not transfer time of the network."""
     step_share: float = 1.0
-    """Share of the rank's steps in which collectives were compared: another rank may have recorded fewer steps."""
+    """Share of the rank's steps in which collectives were compared; below 1 if another rank recorded fewer steps."""
 
 
 class WhatIf(Record):
-    """Hypothetical change of the step, with the step time for the same samples and the largest possible gain."""
+    """Hypothetical change of the step: the resulting step time for the same samples, and the largest possible gain."""
 
     scenario: str
     step_time_ns: int
     gain: float
-    """Rate over today's; 1.0 means no gain."""
+    """Rate after the change, divided by today's rate; 1.0 means no gain."""
     replayed: bool = False
-    """True if the gain is an estimate from a simulation of the steps, False if it is a bound from category shares."""
+    """True if the gain is an estimate from a simulation of the steps; False if it is an upper bound from category
+    shares.
+    """
 
 
 class ExtraWork(Record):
@@ -282,7 +293,7 @@ class RankAnalysis(Record):
     device_names: dict[str, str]
     breakdowns: tuple[Breakdown, ...]
     gaps: dict[str, GapStats] = field(default_factory=dict)
-    """Statistics of the gaps by device."""
+    """Gap statistics of each device."""
     queues: dict[str, tuple[QueueStats, ...]] = field(default_factory=dict)
     kernels: tuple[KernelStats, ...] = ()
     operators: tuple[OperatorStats, ...] = ()
@@ -296,7 +307,7 @@ class RankAnalysis(Record):
     collectives: tuple[CollectiveStats, ...] = ()
     groups: tuple[ProcessGroup, ...] = ()
     tensor_core_share: float | None = None
-    """Share of tensor cores in the time of matmul and convolution kernels."""
+    """Share of the time of matmul and convolution kernels that is spent in kernels on tensor cores."""
     step_time_cv: float | None = None
     """Coefficient of variation of the step times: standard deviation over mean."""
     extra_work: ExtraWork | None = None
@@ -307,11 +318,11 @@ class RankAnalysis(Record):
     lanes: tuple[Lane, ...] = ()
     """Lanes of each device (its activity) and of its streams (their operations), then of the host's threads."""
     what_ifs: tuple[WhatIf, ...] = ()
-    """Scenarios for the busiest device."""
+    """What-if scenarios for the busiest device."""
     roofline: Roofline | None = None
     """Roofline of the steps; None in older records."""
     first_step_ns: int = 0
-    """Beginning of the first step by the wall clock: the origin of all moments."""
+    """Wall-clock time at which the first step begins; all other times are relative to it."""
 
 
 class TraceAnalysis(Record):
@@ -324,14 +335,16 @@ class TraceAnalysis(Record):
     clock_offsets_ns: dict[int, int] = field(default_factory=dict)
     """Offset of each rank, added to its wall-clock times so that collectives end together; 0 for the first rank."""
     findings: tuple[Finding, ...] = ()
-    """Findings of the run: those of its ranks, each once, and those that only several ranks show."""
+    """Findings of the run: those of single ranks, without duplicates, and those that only several ranks together show.
+    """
     replay: Replay | None = None
-    """Replay of all ranks together, without late ones; None for a single rank, and in older records."""
+    """Simulation of the steps of all ranks together, without late ranks; None for a single rank, and in older records.
+    """
     notes: tuple[str, ...] = ()
 
 
 class Timeline(Record):
-    """Activity of a device (or CPU), thinned out for a picture: buckets that tile the steps.
+    """Activity of a device (or CPU) for drawing, reduced to buckets that cover the steps without gaps.
 
     A bucket has one category, or has the minimum width and the exact sum of each category in it, so
     that the sums over buckets are those of the breakdown.
@@ -346,16 +359,16 @@ class Timeline(Record):
     step_boundaries_ns: tuple[int, ...]
     """Beginning of each step, and end of the last one."""
     end_ns: tuple[int, ...]
-    """End of each bucket; it begins at the end of the previous one."""
+    """End of each bucket. A bucket begins where the previous one ends."""
     time_ns: tuple[dict[str, int], ...]
-    """Nanoseconds of each category in each bucket, the longest first."""
+    """Nanoseconds of each category in each bucket, the category with the longest time first."""
 
 
 class Lane(Record):
-    """Activity of one device, stream or thread: cells in order, one per event.
+    """Activity of one device, stream or thread for drawing: cells in order of time, one per event.
 
-    Neighbours that are too short for a picture are merged into one cell for each category in their stretch, one after
-    another. Only those overlap, and they have the same beginning and length.
+    Neighbouring events that are too short to be drawn are merged into one cell for each category in their interval, one
+    after another. Only merged cells overlap, and they have the same beginning and length.
 
     Attributes:
         device: Device of the stream; empty for a host thread.
@@ -368,7 +381,9 @@ class Lane(Record):
 
     device: str
     kind: str
-    """Kind of lane: "device" (exclusive categories, gaps included, which tile the steps), "stream" or "thread"."""
+    """Kind of lane: "device" (exclusive categories, including gaps, which together cover the steps), "stream" or
+    "thread".
+    """
     label: str
     names: tuple[str, ...]
     categories: tuple[str, ...]
@@ -381,7 +396,7 @@ class Lane(Record):
     count: tuple[int, ...]
     """Number of events in each cell: more than one if it is merged."""
     busy_ns: tuple[int, ...]
-    """Time of each cell's category within it."""
+    """Time within each cell that belongs to the cell's category."""
 
     def __post_init__(self) -> None:
         columns = (self.length_ns, self.name, self.category, self.count, self.busy_ns)
@@ -393,7 +408,7 @@ class Lane(Record):
 
 
 class LaneTile(Record):
-    """Part of the time of a run's lanes, in as much detail as a screen can show.
+    """Lanes of a run within a time range, in as much detail as a screen can show.
 
     Attributes:
         low_ns: Beginning of the part; cells may reach beyond it.
@@ -413,7 +428,7 @@ class LaneTile(Record):
 
 
 class SpanPlace(Record):
-    """Event of a lane, with its place in time."""
+    """Event of a lane, with its beginning and duration."""
 
     lane: str
     """Label of the lane."""
@@ -464,7 +479,9 @@ class KernelDifference(Record):
 
 
 class GapDifference(KernelDifference):
-    """Difference, between two sides, of the gaps that have one cause (`category`) and end with one kernel (`name`)."""
+    """Difference, between two sides, of the gaps that have the same cause (`category`) and are followed by the same
+    kernel (`name`).
+    """
 
 
 class ModuleDifference(Record):
@@ -476,10 +493,10 @@ class ModuleDifference(Record):
     before_ns: float
     after_ns: float
     before_count: float
-    """Number of kernels and copies that the operators launch; on a CPU, of their calls."""
+    """Number of kernels and copies that the operators launch; on a CPU, number of calls of these operators."""
     after_count: float
     cause: str
-    """Changes in the kernels, dtypes, launches or bytes of the module that accompany the difference."""
+    """Changes of the module's kernels, dtypes, launches or bytes that come with the difference."""
 
     @property
     def change_ns(self) -> float:
@@ -497,17 +514,17 @@ class Comparison(Record):
     num_steps: tuple[int, int]
     step: Difference
     categories: tuple[Difference, ...]
-    """Differences of categories, the largest first; they sum to that of the step."""
+    """Differences of categories, the largest first; their sum is the difference of the step."""
     measured: Difference | None = None
-    """Difference of the step without the profiler, with its interval from the windows of both trials; if a study states
-    the speeds of both configurations, as stated there.
+    """Difference of the unprofiled step time, with its interval. It is computed from the timing windows of both trials,
+    or taken from the study if that states the speeds of both configurations.
     """
     stated: Interval | None = None
-    """Interval of the ratio of speeds, if a study states it."""
+    """Interval of the ratio of the two speeds, if a study states one."""
     stated_how: str = ""
-    """Method by which a study measured this ratio; empty if no study states it."""
+    """Method by which a study measured the ratio of the two speeds; empty if no study states the ratio."""
     trusted: bool = True
-    """True if both profiles can be trusted; otherwise the differences of categories are no verdict."""
+    """True if both profiles can be trusted; otherwise the differences of categories are not conclusive."""
     kernels: tuple[KernelDifference, ...] = ()
     """Differences of kernels, the largest first."""
     gaps: tuple[GapDifference, ...] = ()

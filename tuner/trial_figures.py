@@ -57,9 +57,9 @@ def figures_of(result: TrialResult, references: Sequence[TrialResult]) -> TrialF
 
 
 def gain_over(result: TrialResult | None, references: Sequence[TrialResult], level: float) -> float:
-    """Return the ratio of a trial's speed to the reference's; NaN if the trial was not measured. The ratio is paired by
-    round with the run of the reference that took turns with the trial, or else taken to the mean of all runs of the
-    reference.
+    """Return the ratio of a trial's speed to the reference's; NaN if the trial was not measured. If a run of the
+    reference took turns with the trial, the two are compared round by round; otherwise the trial is compared with the
+    mean of all runs of the reference.
 
     Args:
         level: Mean logarithm of the rates of the references.

@@ -21,7 +21,9 @@ def milliseconds(time_ns: float) -> str:
 
 
 LEAST_RATIO, MOST_RATIO = 0.01, 100.0
-"""Minimum and maximum of an interval's end that is shown as a number."""
+"""Minimum and maximum ratio at which an end of an interval is shown as a number; beyond them it is shown as `<0.01×` or
+`>100×`.
+"""
 
 
 def ratio(value: float, sign: str = "×") -> str:
@@ -43,12 +45,16 @@ def ratio_range(low: float, high: float, sign: str = "×") -> str:
 
 
 def no_such(kind: str, name: str, known: Iterable[str]) -> str:
-    """Return `there is no strategy 'precison': did you mean 'precision'?`, or all known names if none is similar."""
+    """Return `there is no strategy 'precison': did you mean 'precision'?`. If no name is similar, list all known names
+    instead.
+    """
     return f"there is no {kind} {name!r}: {which_of(name, known)}"
 
 
 def which_of(name: str, known: Iterable[str], otherwise: str = "") -> str:
-    """Return `did you mean 'precision'?`, or, if no name is similar, `otherwise` or all known names."""
+    """Return `did you mean 'precision'?`. If no name is similar, return `otherwise`; if `otherwise` is empty, list all
+    known names.
+    """
     names = list(known)
     close = near(name, names)
     if close:

@@ -14,7 +14,9 @@ BLOCK_P = 32
 
 
 def compact(pairs: tuple[Tensor, Tensor], chosen: Tensor) -> list[Tensor]:
-    """Select the values of each point's chosen box, both kinds in one launch; see `reference`."""
+    """Select, for each point, the values of its chosen box from both tensors of `pairs`, in one launch; see
+    `reference`.
+    """
     return list(_compact(*pairs, chosen))
 
 

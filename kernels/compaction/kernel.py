@@ -1,4 +1,4 @@
-"""Triton kernel of coordinate compaction: one program per block of points, for two kinds of values."""
+"""Triton kernel of coordinate compaction: one program per block of points, which selects from two tensors of values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ def compact_pairs(
     BLOCK_P: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Copy row `chosen` of (G, FIRST), and of (G, SECOND), for each point of a block."""
+    """Copy, for each point of a block, the row of its chosen box from both tensors of values, which have `FIRST` and
+    `SECOND` columns.
+    """
     p = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     is_there = p < num_points
     row = p.to(tl.int64) * num_boxes + tl.load(chosen + p, mask=is_there, other=0).to(tl.int64)

@@ -77,7 +77,7 @@ def compensate_and_select(
 
 @lru_cache(maxsize=64)
 def _places(most: tuple[int, ...], numels: tuple[int, ...], device: torch.device) -> tuple[Tensor, ...]:
-    """Return index tables of the sent buffer, which holds `most` slots for each tensor.
+    """Return the index tables of the buffer of sent elements, which has `most` slots for each tensor.
 
     For each tensor: how many elements are sent, the index of its first slot in the sent buffer, and the index of its
     first element in the concatenated tensors. For each slot: the index that stands for "nothing sent".

@@ -33,7 +33,9 @@ def _bits(numbers):
 
 @triton.jit
 def _lowest(thresholds, tensor):
-    """Return the bits of the lowest candidate threshold, without the last `SHIFT` bits; see `levels_around`."""
+    """Return the bit pattern of the lowest candidate threshold, shifted right by `SHIFT`; `levels_around` in
+    `reference.py` defines it.
+    """
     last = tl.load(thresholds + tensor)
     usable = tl.where(last < float("inf"), tl.maximum(last, LEAST), LEAST)
     return tl.minimum((_bits(usable) >> SHIFT) - CENTRE, HIGHEST)

@@ -11,7 +11,7 @@ from torch import Tensor
 LEVELS = 31
 """Number of candidate thresholds for which elements are counted, centred on the tensor's last threshold."""
 SHIFT = 18
-"""Number of low bits that are zero in a candidate threshold's FP32 form: 32 thresholds per octave."""
+"""Number of low bits that are zero in a candidate threshold's FP32 form, which leaves 32 thresholds per octave."""
 SPACING = 1 + 1 / 32
 """Largest ratio of neighbouring candidate thresholds."""
 CENTRE = LEVELS // 2

@@ -42,8 +42,8 @@ def targets(points: Points, scenes: Scenes, num_classes: int, num_attributes: in
     """
     if scenes.label.shape[1] > MAX_BOXES:
         raise ValueError(
-            f"FCOS3D supports at most {MAX_BOXES} boxes per image, got {scenes.label.shape[1]}: leave out the "
-            "kernel, or some of the boxes"
+            f"FCOS3D supports at most {MAX_BOXES} boxes per image, got {scenes.label.shape[1]}: pass fewer "
+            "boxes, or train without the kernel"
         )
     function: Callable[..., tuple[Tensor, ...]] = _targets if is_traced(points.xy) else _run_targets
     found = function(

@@ -18,7 +18,9 @@ TINY = tl.constexpr(1e-37)
 
 @triton.jit
 def _atan2(y, x):
-    """Return the angle of (x, y), exact to 5e-7: Triton's interpreter has no atan2. Coefficients: Cephes, `atanf`."""
+    """Return the angle of (x, y) with an error of at most 5e-7; Triton's interpreter has no atan2. The coefficients are
+    those of `atanf` in Cephes.
+    """
     wide = tl.maximum(tl.abs(x), tl.abs(y), propagate_nan=tl.PropagateNan.ALL)
     narrow = tl.minimum(tl.abs(x), tl.abs(y), propagate_nan=tl.PropagateNan.ALL)
     ratio = narrow / tl.maximum(wide, TINY)

@@ -19,7 +19,9 @@ import torch
 from torch import Tensor
 
 RADIUS = 1.5
-"""Half the side of the square around a projected centre, in strides."""
+"""Half the side length, in strides, of a square around a box's projected centre; points within it may get the box as
+target.
+"""
 CENTERNESS_ALPHA = 2.5
 DIAGONAL = 1.414
 FAR = 1e8

@@ -1,4 +1,6 @@
-"""Encoding of blocks of numbers in 8 bits, and their mean; README.md derives both, `reference.py` defines them."""
+"""Encoding of blocks of numbers in 8 bits, and the mean of several ranks' blocks; README.md derives both,
+`reference.py` defines them.
+"""
 
 from __future__ import annotations
 

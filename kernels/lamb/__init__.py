@@ -41,7 +41,7 @@ def lamb(
 
 
 def gradient_squares(launch: Launch) -> Tensor:
-    """Return the sum of the squares of all gradients of a launch."""
+    """Return the sum of squares over all gradients in a launch."""
     from steptune.kernels.multi_tensor.kernel import squares_of_gradients
 
     parts = torch.empty(launch.num_chunks, dtype=torch.float32, device=launch.numbers.device)

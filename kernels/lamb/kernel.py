@@ -58,7 +58,9 @@ def lamb_moments(
     CHUNK: tl.constexpr,
     LONGEST: tl.constexpr,
 ):
-    """Update both means; write each chunk's sums of squares of weights and update (2, C). `clip` is a factor (1,)."""
+    """Update the means of the gradient and of its square. Write the sums of squares (2, C) of each chunk's weights and
+    update. `clip` is a factor (1,).
+    """
     chunk = tl.program_id(0)
     tensor = tl.load(tensor_of_chunk + chunk)
     row = addresses + tensor * COLUMNS

@@ -121,7 +121,7 @@ _TIMM = frozenset(
 
 
 def _by_kernel(parts: list[Part]) -> list[Tensor]:
-    """Clip the gradients by the norm over all parts, and update all parts by the kernel."""
+    """Clip all gradients by their common norm, and update all tensors by the kernel."""
     launches = [
         prepare(list(zip(part.parameters, part.gradients, *part.states, strict=True)), part.settings) for part in parts
     ]

@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 
 FIRST_ADDRESS = tl.constexpr(4)
-"""Index of the first address in a tensor's row, after number of elements, first chunk, number of chunks and settings
-row.
+"""Index of the first tensor address in a row of the address table. Before it are the number of elements, the first
+chunk, the number of chunks and the settings row.
 """
 
 

@@ -21,10 +21,12 @@ from torch import Tensor
 from steptune.kernels.multi_tensor import laid_out_like, reason_against
 
 PROBED_SHAPES = ((5, 4), (4,), (3,))
-"""Shapes of the probe's tensors: a matrix, a vector, and a vector of zeros in each group."""
+"""Shapes of the parameters in each group of the optimizer under test: a matrix, a vector, and a vector of zeros."""
 NUM_PROBED = 3
 TOLERANCE = 1e-9
-"""Maximum difference, in float64, between the class's and the reference's results, relative to the largest element."""
+"""Maximum absolute difference, in float64, between the parameters after steps by an optimizer's own class and by the
+reference.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +88,9 @@ class Rule:
     by_reference: Callable[[list[Part]], list[Tensor]]
 
     def refusal(self, optimizer: Any) -> str | None:
-        """Return why the kernel cannot compute an optimizer's step: empty where it can, None for another algorithm."""
+        """Return why the kernel cannot compute an optimizer's step: empty where it can, None if the optimizer has
+        another algorithm.
+        """
         cls = type(optimizer)
         if self.word not in cls.__name__.lower():
             return None
@@ -119,7 +123,7 @@ class Rule:
                 kind.end(optimizer, part.parameters, norms)
 
     def _difference(self, optimizer: Any, kind: Kind) -> str:
-        """Return how the class's steps differ from the reference; empty where they agree."""
+        """Return how the steps of the optimizer's class differ from the reference; empty where they agree."""
         theirs, ours = _probe(optimizer), _probe(optimizer)
         generator = torch.Generator().manual_seed(0)
         for number in range(NUM_PROBED):

@@ -1,4 +1,5 @@
-"""Triton kernels of SimOTA for a whole batch: class sums of candidates, choices of boxes, conflicts of candidates.
+"""Triton kernels of SimOTA for a whole batch: the first sums over classes for each candidate, the second lets each box
+take candidates, and the third resolves candidates taken by several boxes.
 
 Shape suffixes: m candidates and g boxes of an image, k classes.
 """

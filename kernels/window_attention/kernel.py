@@ -31,7 +31,7 @@ LEAST = tl.constexpr(-1e30)
 def _run_of_windows(
     program, batch, windows_y, windows_x, EDGES_Y: tl.constexpr, EDGES_X: tl.constexpr, PER_PROGRAM: tl.constexpr
 ):
-    """Return the windows that a program handles; all of them are of one kind.
+    """Return the windows that a program handles. All are of one kind: they need the same masks and the same padding.
 
     They are: row and column of the kind's first window, the number of the kind's windows per row and per image, and the
     index within the kind of the program's first window.
@@ -74,7 +74,9 @@ def _places(
     SHIFT_COLUMNS: tl.constexpr,
     ROLLS_FIRST: tl.constexpr,
 ):
-    """Return each token's pixel within the image, whether the token lies on the map, and its region."""
+    """Return each token's pixel within the image, whether the token lies on the map, and its region; tokens attend only
+    to tokens of their own region.
+    """
     token = tl.minimum(n, ROWS * COLUMNS - 1)  # beyond the window a row of scores must not be masked as a whole
     y = window_y * ROWS + token // COLUMNS
     x = window_x * COLUMNS + token % COLUMNS
@@ -103,7 +105,9 @@ def _places(
 
 @triton.jit
 def _load_tile(pointer, offset_nd, on_map_n, n, d, bias_pointer, NUM_TOKENS: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """Load a tile (n, d); a padding token gets the projection's bias, or zero."""
+    """Load a tile (n, d) of queries, keys or values. A padding token gets the bias of the projection, or zero if there
+    is none.
+    """
     tile = tl.load(pointer + offset_nd, mask=on_map_n[:, None], other=0.0)
     if HAS_BIAS:
         padding = tl.load(bias_pointer + d).to(tile.dtype)
@@ -483,7 +487,8 @@ def window_attention_table_gradient(
     BLOCK_PARTS: tl.constexpr,
     BLOCK_I: tl.constexpr,
 ):
-    """Sum the gradients of all pairs (i, j) with the same relative position over the partial results of all programs.
+    """Sum the gradient of each relative position over all pairs (i, j) at this position and over the partial results of
+    all programs.
 
     One program computes one row of the table for one head.
     """

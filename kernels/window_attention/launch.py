@@ -18,7 +18,7 @@ BLOCK_PARTS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Launch settings of one direction.
+    """Launch settings of the forward or the backward pass.
 
     Attributes:
         programs: Target number of programs, over all heads.
@@ -37,7 +37,7 @@ FORWARD = Settings(programs=2112)
 BACKWARD = Settings(programs=528)
 """Launch settings that were fastest on an H100 (benchmarks/kernels_sweep.py); limiting registers never helped."""
 SEVERAL_BLOCKS = Settings(num_warps=8)
-"""Launch settings, for both directions, of windows that do not fit into one block."""
+"""Launch settings, for the forward and the backward pass, of windows that do not fit into one block."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -98,7 +98,9 @@ class Plan:
 
 
 def settings_of(num_tokens: int, dtype: torch.dtype, *, backward: bool) -> Settings:
-    """Return the launch settings of a direction, by the number of tokens per window."""
+    """Return the launch settings of the forward or the backward pass, by the number of tokens per window and the
+    dtype.
+    """
     if num_tokens > ONE_BLOCK:
         return SEVERAL_BLOCKS
     if dtype == torch.float32:  # whose exact products need all registers
@@ -134,7 +136,7 @@ def is_padded(shape: torch.Size, window: Sequence[int]) -> bool:
 
 
 def edges(windows: int, size: int, shift: int, extent: int) -> int:
-    """Return how many of the last rows (or columns) of windows differ from the earlier ones.
+    """Return how many of the last rows (or columns) of windows need a mask or padding, unlike the earlier ones.
 
     They differ where the map wraps, and where it ends within a window. A shift moves the latter up by one.
     """
@@ -154,7 +156,9 @@ def plan(
     drops: bool,
     precision: str,
 ) -> Plan:
-    """Choose the grid (heads, programs, 1), the sizes and the constants of a direction, by the shape of qkv."""
+    """Choose the grid (heads, programs, 1), the sizes and the constants of the forward or the backward pass, by the
+    shape of qkv.
+    """
     rows, columns, shift_rows, shift_columns = window
     batch, height, width, channels = shape
     num_tokens = rows * columns

@@ -38,13 +38,13 @@ def scale_reason(logit_scale: Tensor) -> str | None:
     if scale > LARGEST_SCALE:
         return (
             f"the scale of the cosine attention must be at most {LARGEST_SCALE:g}, got {scale:.3g}: above it, "
-            "masked scores contribute to the published attention"
+            "the published mask of -100 does not fully exclude masked scores"
         )
     return None
 
 
 def cosine_scale(logit_scale: Tensor) -> Tensor:
-    """Return each head's scale of the cosines."""
+    """Return the factor by which each head scales its cosine similarities."""
     return torch.clamp(logit_scale.float(), max=math.log(100.0)).exp().flatten()
 
 
@@ -54,6 +54,6 @@ def cosine_table(mlp: torch.nn.Module, coordinates: Tensor, heads: int) -> Tenso
 
 
 def plain_scale(module: Any, like: Tensor) -> Tensor:
-    """Return each head's scale, on the device of the tokens."""
+    """Return the factor by which each head scales its scores, on the device of the tokens."""
     kept: Tensor = module.__dict__[SCALE]
     return kept if kept.device == like.device else kept.to(like.device)

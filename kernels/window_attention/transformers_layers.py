@@ -1,5 +1,5 @@
-"""Attention of transformers' Swin and Swin V2 by the kernel: a layer's class becomes a subclass with a forward pass
-that calls it.
+"""Attention of the transformers library's Swin and Swin V2, computed by the kernel: a layer's class becomes a subclass
+with a forward pass that calls it.
 """
 
 from __future__ import annotations

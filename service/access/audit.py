@@ -1,4 +1,6 @@
-"""The audit log: who did what, on which target, and with which outcome. Rows are only added, and removed by age."""
+"""The audit log: who did what, on which target, and with which outcome. Rows are never changed, and are removed only by
+age.
+"""
 
 from __future__ import annotations
 

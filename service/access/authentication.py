@@ -154,7 +154,7 @@ class Access:
         return self.sessions.open(principal)
 
     def new_login_code(self) -> str | None:
-        """Return a code that logs the first administrator in once, within ten minutes; None where there is no
+        """Return a code with which the first administrator can log in once, within ten minutes; None if there is no
         administrator.
         """
         administrator = self.users.first_administrator(but=LOCAL_USER)
@@ -207,8 +207,8 @@ class Access:
         return principal
 
     def _record_new_user(self, request: HTTPConnection, principal: Principal) -> None:
-        """Record the creation of a user by a login in the audit log, as for a user created by an administrator. The
-        login has an entry of its own.
+        """Record in the audit log that a login created a user, as for a user whom an administrator creates. The login
+        itself has a separate entry.
         """
         self.audit.record(
             principal,
@@ -244,7 +244,7 @@ def check_scope(principal: Principal, scope: Scope) -> None:
 
 
 def check_csrf(cookie: str, csrf_token: str | None) -> None:
-    """Refuse a request that does not prove that it comes from one of our pages.
+    """Refuse a request without the CSRF token of its session.
 
     Raises:
         CrossSiteRequestError: The CSRF token is missing, or belongs to another session.

@@ -12,7 +12,9 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 def cookie_name(name: str, secure: bool) -> str:
-    """Return a cookie's name; with https, one that browsers accept from this very host only, and over https only."""
+    """Return a cookie's name. With https it gets the prefix `__Host-`: browsers accept such a cookie only from this
+    very host and over https.
+    """
     return f"__Host-{name}" if secure else name
 
 

@@ -47,7 +47,7 @@ class AccessError(SteptuneError):
 
 
 class NotAuthenticatedError(AccessError):
-    """No user is known for the request."""
+    """The request has no valid credentials."""
 
     status = 401
     code = "not-authenticated"
@@ -75,10 +75,12 @@ class MissingScopeError(AccessError):
 
 
 class CrossSiteRequestError(AccessError):
-    """A browser's request does not prove that it comes from one of our own pages."""
+    """A browser's request may come from a page of another site: its origin differs, or its CSRF token is missing or
+    wrong.
+    """
 
     code = "cross-site-request"
-    title = "The request could not be shown to come from this service's own pages"
+    title = "The request was not verified as coming from this service's own pages"
 
 
 class HostRefusedError(AccessError):

@@ -34,7 +34,7 @@ except ModuleNotFoundError as error:
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """Accepted signature algorithms: only those that use the provider's private key; never `none` or a shared key."""
 KEPT_S = 3600.0
-"""Seconds for which the provider's description and keys are cached."""
+"""Seconds for which the provider's metadata and keys are cached."""
 REFETCH_S = 30.0
 """Minimum seconds between requests for the provider's keys after an unknown key."""
 CLOCK_SKEW_S = 60
@@ -63,7 +63,8 @@ class OidcProvider:
         self._fetched_at = float("-inf")
 
     def begin(self, redirect_uri: str) -> tuple[str, PendingLogin]:
-        """Return the address to which the browser is sent, and the values that it must bring back.
+        """Return the provider's address to which the browser is redirected, and the values that the browser must keep
+        until it returns.
 
         Raises:
             LoginError: The provider cannot be reached, or describes itself in a way that cannot be used.
@@ -178,7 +179,7 @@ class OidcProvider:
         return name
 
     def _described(self, *, afresh: bool = False) -> dict[str, Any]:
-        """Return the provider's description of itself; its keys are fetched with it."""
+        """Return the provider's metadata (its OpenID configuration). Its keys are fetched at the same time."""
         with self._lock:
             if not afresh and time.monotonic() - self._fetched_at < KEPT_S:
                 return self._metadata

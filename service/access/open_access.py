@@ -23,7 +23,7 @@ LOCAL_USER = "local"
 
 
 def check_loopback_only(host: str) -> None:
-    """Refuse an address to listen on that other machines can reach.
+    """Refuse to listen on an address that other machines can reach.
 
     Raises:
         ChoiceError: Other machines may reach it.

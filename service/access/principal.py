@@ -15,7 +15,7 @@ class Method(StrEnum):
     TOKEN = "token"
     SESSION = "session"
     OPEN = "open"
-    """Method of requests without a login: the service runs with `--insecure-no-auth`."""
+    """No login: the service runs with `--insecure-no-auth`."""
 
 
 @dataclass(frozen=True, kw_only=True)

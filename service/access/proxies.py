@@ -74,7 +74,7 @@ class Proxies:
             return None
         if len(names) > 1:
             log.warning(
-                "ignored header %s: the request contains it %d times, so that one may be forged",
+                "ignored header %s: the request contains it %d times, so one of them may be forged",
                 self._user_header,
                 len(names),
             )
@@ -82,8 +82,8 @@ class Proxies:
         return names[0].strip() or None
 
     def is_same_origin(self, request: HTTPConnection) -> bool:
-        """Say whether a request may come from one of our pages: False if its browser states otherwise. Programs state
-        nothing, and pass.
+        """Say whether a request may come from one of our pages: False if its headers name another origin. Clients that
+        are not browsers send no such headers, and pass.
         """
         site = request.headers.get("Sec-Fetch-Site")
         if site is not None and site not in ("same-origin", "none"):

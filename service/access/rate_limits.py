@@ -22,7 +22,7 @@ WINDOW_S = 60
 
 
 class RateLimit:
-    """Limit on each client's requests per minute, and on the burst after a pause, which is equally large.
+    """Limit on each client's requests per minute; after a pause, a burst of as many requests is allowed.
 
     Args:
         name: Name of the limit in the headers.
@@ -70,7 +70,8 @@ class RateLimit:
     def _refusal(self, left: float) -> TooManyRequestsError:
         wait_s = max(1, math.ceil((1 - left) * WINDOW_S / self._per_minute))
         return TooManyRequestsError(
-            f"the limit of {self._per_minute} {self._name} a minute is exceeded: wait {wait_s} s, then send fewer",
+            f"the limit of {self._per_minute} {self._name} a minute is exceeded: wait {wait_s} s, then send "
+            "requests less often",
             headers={"Retry-After": str(wait_s), **self._headers(left)},
             members={"limit": self._per_minute, "retry_after_s": wait_s},
         )

@@ -18,7 +18,7 @@ _SECRET_BYTES = 20
 _TOKEN = re.compile(rf"{PREFIX}_([0-9a-hjkmnp-tv-z]{{26}})_([0-9a-f]{{{2 * _SECRET_BYTES}}})", re.ASCII)
 _ANYWHERE = re.compile(rf"({PREFIX}_[0-9A-Za-z]{{26}}_)[0-9A-Za-z]+")
 NO_HASH = hashlib.sha256(b"").hexdigest()
-"""Hash to compare with if no row is found, so that an unknown id takes as long as a wrong secret."""
+"""Hash to compare a secret with if its id is unknown, so that the answer takes as long as for a wrong secret."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +49,8 @@ def new_cookie() -> str:
 
 
 def csrf_token_for(cookie: str) -> str:
-    """Return the proof that a request comes from our pages. It is derived from the cookie, so that only a holder of the
-    cookie can make it, and does not reveal the cookie.
+    """Return the CSRF token of a session. It is derived from the session's cookie, so that only a holder of the cookie
+    can make it, and does not reveal the cookie.
     """
     return hmac.new(cookie.encode(), b"steptune csrf token", hashlib.sha256).hexdigest()
 

@@ -28,7 +28,7 @@ _MAX_COUNT = 2**63 - 1
 
 
 class User(Record):
-    """A user. A limit that is null is the settings' default.
+    """A user. A limit that is null means the default of the settings.
 
     Attributes:
         user_id: Sortable by time.
@@ -68,7 +68,7 @@ class UserStore:
         self._known = known or KnownTokens(0)
 
     def create(self, name: str, scopes: Iterable[Scope], **changes: Any) -> User:
-        """Create a user; `changes` as in `change`.
+        """Create a user; `changes` has the same values as for `UserStore.change`.
 
         Raises:
             NameTakenError: Another user has the name.
@@ -133,7 +133,7 @@ class UserStore:
             return user_of(row)
 
     def first_administrator(self, *, but: str) -> User | None:
-        """Return the oldest enabled administrator with a name other than `but`."""
+        """Return the oldest enabled administrator, except the user with the name `but`."""
         enabled = select(UserRow).where(UserRow.disabled_at.is_(None), UserRow.name != but)
         with reading(self._engine) as session:
             rows = session.scalars(enabled.order_by(UserRow.user_id))

@@ -1,5 +1,5 @@
-"""Access control around every request: only loopback names where no login is required, headers of the rate limit, and
-the audit log.
+"""Middleware for access control: the check of the host name where no login is required, the limit of simultaneous
+requests, rate-limit headers, and the audit log.
 
 Every request that changes something, and every refusal of somebody who tried, becomes one entry, whatever endpoint it
 went to: none can forget it. A GET changes nothing, but for logins that begin elsewhere: what starts a session says so
@@ -103,8 +103,8 @@ class AccessMiddleware:
 
 
 def _counted_as(scope: Scope, client: str) -> str:
-    """Return the key under which a request is counted. Requests with a body are counted separately from others of the
-    same address, so that slow bodies do not block reads.
+    """Return the key under which a request is counted against the limit of simultaneous requests. Requests with a body
+    are counted separately from other requests of the same address, so that slow bodies do not block reads.
     """
     headers = Headers(scope=scope)
     sends_body = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"

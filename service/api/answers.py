@@ -51,7 +51,7 @@ def tagged(
     version: int | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Answer with any body and its entity tag: the row's version, if it has one, and a digest."""
+    """Answer with a body and its entity tag, made from a digest of the body and, if there is one, the row's version."""
     digest = hashlib.sha256(body).hexdigest()[:16]
     tag = digest if version is None else f"{version}.{digest}"
     all_headers = {**(headers or {}), "ETag": f'"{tag}"', "Cache-Control": "private, no-cache"}

@@ -172,7 +172,7 @@ def _download(request: Request, service: Services, artifact: ArtifactInfo) -> Re
 
 
 def _unpacked_bytes(file: BinaryIO) -> int | None:
-    """Return the unpacked bytes of a gzip file, counted in chunks; None if it cannot be unpacked or is too large. This
+    """Return the unpacked size of a gzip file in bytes; None if the file cannot be unpacked or is too large. This
     version checks files when they are stored; earlier versions stored any file that a trial wrote.
     """
     size = 0

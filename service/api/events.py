@@ -236,7 +236,7 @@ class EventStream(StreamingResponse):
             full = len(found) == _PAGE
 
     async def _live(self, subscription: Subscription, last: int) -> AsyncIterator[bytes]:
-        """Yield events from now on, until no more can come."""
+        """Yield new events as they arrive, until the stream must end."""
         checked_s = time.monotonic()
         while True:
             while subscription.waiting:
@@ -257,7 +257,9 @@ class EventStream(StreamingResponse):
                 yield b": still here\n\n"
 
     async def _may_still_read(self) -> bool:
-        """Say whether the token or session that opened the stream is still valid for everything that it sends."""
+        """Say whether the token or session that opened the stream still permits reading everything that the stream
+        sends.
+        """
         access: Access = self._request.app.state.access
         try:
             principal = await self._hub.in_thread(access.authenticate, self._request, None)

@@ -27,7 +27,7 @@ _KEPT_HEADERS = ("content-type", "location", "etag", "retry-after")
 
 
 class Idempotency:
-    """Idempotency key of a request, if it has one, and a digest of everything that it asks for."""
+    """Idempotency key of a request, if it has one, and a digest of its method, path and body."""
 
     def __init__(self, key: str | None, request: Request, body: bytes) -> None:
         self._key = key

@@ -1,4 +1,4 @@
-"""Hardware on which studies run, reservations, and the calling user."""
+"""Endpoints for workers, reservations, hardware profiles and the calling user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The timeline of a trial at every zoom level: tiles of its lanes, and the events of a given name."""
+"""The timeline of a trial at every zoom level: tiles with the activity of devices, streams and threads, and the events
+of a given name.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ def get_lanes(
     principal: Reader,
     trial_id: TrialId,
     level: Annotated[int, Query(ge=0, le=MAX_LEVEL, description="How close.")] = 0,
-    tile: Annotated[int, Query(ge=0, lt=1 << MAX_LEVEL, description="Index of the part, from 0.")] = 0,
+    tile: Annotated[int, Query(ge=0, lt=1 << MAX_LEVEL, description="Index of the tile within its level, from 0.")] = 0,
 ) -> Response:
     if tile >= 1 << level:
         raise RefusalError(404, "tile-not-found", f"level {level} has the tiles 0 to {(1 << level) - 1}, not {tile}")
@@ -66,7 +68,7 @@ def list_spans(
 
 
 def _tables(request: Request, principal: Principal, trial_id: str) -> LaneTables:
-    """Return the lanes of a trial.
+    """Return the timeline of a trial: its lanes, one for each device, stream and thread.
 
     Raises:
         RefusalError: The trial has no stored lanes.

@@ -93,7 +93,7 @@ def begin_oidc(request: Request, access: RequestAccess, after: Next = "") -> Res
 
 @router.get("/login/oidc/callback")
 def complete_oidc(request: Request, access: RequestAccess) -> Response:
-    """Complete a login: the address to which the identity provider sends the browser back."""
+    """Complete a login: the identity provider redirects the browser to this address (the OIDC redirect URI)."""
     _check_oidc(access)
     try:
         with noted_refusals(request):
@@ -113,7 +113,7 @@ def _oidc_login(request: Request, access: Access) -> tuple[Login, str]:
 
 
 def _pending(request: Request, access: Access) -> tuple[PendingLogin, str]:
-    """Return the state that the browser kept of the login that it began."""
+    """Return the state of the browser's login in progress from its cookie, and the address to open after the login."""
     kept = request.cookies.get(cookie_name(OIDC_COOKIE, access.proxies.is_secure(request)), "")
     try:
         text = base64.urlsafe_b64decode(kept + "=" * (-len(kept) % 4))

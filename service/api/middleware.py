@@ -103,8 +103,8 @@ class RequestMiddleware:
 
 
 def _template(scope: Scope) -> str:
-    """Return the template of the operation's path, without values of its parameters: there are only as many templates
-    as operations.
+    """Return the path template of the operation, without parameter values, so that the number of different paths is
+    limited.
     """
     path: str = getattr(scope.get("route"), "path", UNMATCHED)
     below = scope["path"].startswith(f"{PREFIX}/") and not path.startswith(PREFIX) and path != UNMATCHED
@@ -162,8 +162,8 @@ class BodyLimitMiddleware:
 
 
 def _is_upload(scope: Scope, headers: Headers) -> bool:
-    """Say whether a body is an upload, which is written to disk as it arrives once its sender is known. Other bodies
-    are read into memory.
+    """Say whether a body is an upload. Uploads are written to disk as they arrive, after their sender is authenticated;
+    other bodies are read into memory.
     """
     path = scope["path"].removeprefix(scope.get("root_path", ""))
     is_form = headers.get("content-type", "").lower().startswith("multipart/form-data")
@@ -179,7 +179,10 @@ def _refused_length(length: str, limit: int) -> RefusalError | None:
 
 
 def _too_large(limit: int) -> RefusalError:
-    detail = f"the body is larger than the limit of {limit} bytes"
+    detail = (
+        f"the body must have at most {limit} bytes: send less, or raise STEPTUNE_MAX_BODY_BYTES (for uploads, "
+        "STEPTUNE_MAX_UPLOAD_BYTES) of the service"
+    )
     return RefusalError(413, "content-too-large", detail, headers={"Connection": "close"})
 
 

@@ -56,7 +56,7 @@ def returns(
         other_types: Media types of its other forms.
     """
     name = _name(message)
-    assert _messages.setdefault(name, message) == message, f"two different messages have the name {name}"
+    assert _messages.setdefault(name, message) == message, f"two different message types have the name {name}"
     content: dict[str, Any] = {"application/json": {"schema": {"$ref": REF.format(name=name)}}}
     content |= {media_type: {"schema": _file_schema(media_type)} for media_type in other_types}
     return {status: {"description": description, "content": content, "headers": _headers(*headers)}}
@@ -69,8 +69,8 @@ def returns_file(media_types: tuple[str, ...], description: str) -> Responses:
 
 
 def _file_schema(media_type: str) -> dict[str, Any]:
-    """Return the schema of a file: empty for JSON and YAML, which readers of the document parse, and for binary files;
-    else a string.
+    """Return the schema of a downloaded file: an empty one for binary files, and for JSON and YAML, which clients
+    parse; else a string.
     """
     parsed = media_type in ("application/json", "application/yaml")
     return {} if parsed or media_type in BINARY else {"type": "string"}
@@ -230,7 +230,7 @@ def _records_in(kinds: list[type[Record]]) -> set[type[msgspec.Struct]]:
 
 
 def _with_null_numbers(schema: Any) -> Any:
-    """Allow null for numbers: JSON has no NaN and no infinity, which losses and rates can be."""
+    """Allow null for numbers: losses and rates can be NaN or infinite, which JSON cannot represent."""
     if isinstance(schema, list):
         return [_with_null_numbers(item) for item in schema]
     if not isinstance(schema, dict):

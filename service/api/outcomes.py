@@ -36,7 +36,7 @@ OfTrial = Annotated[
     str | None,
     Query(
         pattern=r"^[0-9a-z]{1,64}$",
-        description="Number or id of a trial, whose configuration is exported instead of the recommended one.",
+        description="Number or id of the trial whose configuration is exported; by default the recommended one.",
     ),
 ]
 

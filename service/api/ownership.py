@@ -13,7 +13,7 @@ from steptune.service.queries.workloads import find_workload
 
 
 def check_study(engine: Engine, study_id: str, principal: Principal) -> str | None:
-    """Refuse a study that the caller may not see; return the owner of any other.
+    """Refuse a study that the caller may not see; otherwise return the study's owner.
 
     Returns:
         The owner; None where there is none.

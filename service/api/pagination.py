@@ -38,7 +38,7 @@ class PageRequest:
 
     @property
     def after_number(self) -> int | None:
-        """Return the cursor as a number, for a list that is ordered by one.
+        """Return the cursor as a number, for a list that is ordered by one number.
 
         Raises:
             RefusalError: The cursor is of another list.
@@ -49,7 +49,7 @@ class PageRequest:
 
     @property
     def after_pair(self) -> tuple[int, int] | None:
-        """Return the cursor as two numbers, for a list that is ordered by them.
+        """Return the cursor as two numbers, for a list that is ordered by two numbers.
 
         Raises:
             RefusalError: The cursor is of another list.

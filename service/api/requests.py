@@ -137,7 +137,7 @@ class StudyRequest(Body):
     )
 
     def settings(self) -> StudySettings:
-        """Return the settings in the engine's form."""
+        """Return the request's settings as the `StudySettings` of the tuning engine."""
         return record_like(
             StudySettings,
             self,
@@ -186,7 +186,7 @@ class StudyRequest(Body):
 
 
 def check_of_a_script(request: StudyRequest) -> None:
-    """Refuse fields that the command of a script decides itself.
+    """Refuse fields that do not apply to a study of a script.
 
     Raises:
         ChoiceError: Such a field is set; the message names it.
@@ -195,13 +195,13 @@ def check_of_a_script(request: StudyRequest) -> None:
         raise ChoiceError("`num_hosts` must be 1 for a script, which is tuned on one host")
     if request.constraints.memory_limit_bytes is not None:
         raise ChoiceError(
-            "`memory_limit_bytes` is not possible for a script, because Steptune cannot limit a script's memory: "
+            "`memory_limit_bytes` cannot be set for a script, because Steptune cannot limit a script's memory: "
             "leave it out"
         )
 
 
 class StudyChange(Body):
-    """Changes of a study; what is left out stays as it is."""
+    """Changes of a study; omitted fields keep their values."""
 
     title: Text | None = Field(default=None, max_length=200, description="For people.", examples=["ViT-L, again"])
     priority: int | None = Field(

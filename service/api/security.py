@@ -38,9 +38,7 @@ SESSION_SCHEME = {
     "description": f"Set by `POST /api/v1/session`; its name is `__Host-{SESSION}` over https. Requests that change "
     f"something must also send the header `{CSRF_HEADER}` with the `csrf_token` from `GET /api/v1/session`.",
 }
-"""Security scheme of sessions: the alternative to a token, which the OpenAPI document adds wherever a token is
-accepted.
-"""
+"""Security scheme of sessions. The OpenAPI document adds it as the alternative wherever a token is accepted."""
 
 
 async def access_of(request: Request) -> Access:
@@ -105,8 +103,8 @@ def note(request: Request, **detail: object) -> None:
 
 
 def Requires(*scopes: Scope) -> Any:
-    """Return a dependency on the caller, who must have all of `scopes`; without any, every authenticated caller will
-    do.
+    """Return a dependency on the caller, who must have all of `scopes`. Without scopes, every authenticated caller is
+    allowed.
     """
     return Security(_Authorised(scopes), scopes=[scope.value for scope in scopes])
 

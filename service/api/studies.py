@@ -237,7 +237,9 @@ def _act(
     if_match: str | None,
     action: Callable[[str, int | None], object],
 ) -> Response:
-    """Carry out an action on one of the caller's studies, once."""
+    """Carry out an action on one of the caller's studies; a repeated request with the same idempotency key gets the
+    same answer without repeating the action.
+    """
 
     def work(_: str) -> Response:
         action(study_id, _checked_version(service, principal, study_id, if_match))
@@ -249,7 +251,8 @@ def _act(
 
 
 def _checked_version(service: Services, principal: Principal, study_id: str, if_match: str | None) -> int | None:
-    """Return the version that one of the caller's studies must have; None where the caller requires none.
+    """Check a study's owner and the header `If-Match`, and return the version at which a change must be made; None
+    where any version will do.
 
     Raises:
         RefusalError: 404 where there is none, 409 where it belongs to the command line, 412 where its version

@@ -222,8 +222,8 @@ def _accepted(request: Request) -> TrialFormat:
 def _study_file(
     request: Request, principal: Principal, study_id: str, name: str, *, state: TrialState | None = None
 ) -> Response:
-    """Return a study, or its trials in one state, in one of `STUDY_FORMATS`; too slow for the threads of quick
-    reads.
+    """Return a study, or its trials in one state, in one of `STUDY_FORMATS`. This takes too long for the threads that
+    are reserved for quick reads.
     """
     engine = services(request).engine
     check_study(engine, study_id, principal)
@@ -247,7 +247,7 @@ def _numbered(
     page: PageRequest,
     kind: profiles.NumberedRow,
 ) -> Response:
-    """Return a page of records that have a table of their own."""
+    """Return a page of one trial's records of one kind, from that kind's own table."""
     check_trial(service.engine, trial_id, principal)
     found = profiles.list_numbered(service.engine, kind, trial_id, limit=page.limit, after=page.after_number)
     return answer(request, page.cut(found, itemgetter(0)).each(itemgetter(1)))

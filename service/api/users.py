@@ -32,7 +32,7 @@ _MAX_COUNT = 2**53
 
 
 class Limits(Body):
-    """Limits of a user; null is the settings' default."""
+    """Limits of a user; null means the default of the settings."""
 
     priority: int = Field(
         default=0,
@@ -63,7 +63,7 @@ class UserRequest(Limits):
 
 
 class UserChanges(Limits):
-    """Changes of a user; what is left out stays as it is."""
+    """Changes of a user; omitted fields keep their values."""
 
     scopes: list[Annotated[Scope, Field(strict=False)]] = Field(
         default_factory=list,

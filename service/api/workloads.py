@@ -56,8 +56,8 @@ class SentFile:
 
 
 async def _sent(request: Request, _: Submitter) -> AsyncIterator[WorkloadRequest | SentFile]:
-    """Yield the body: a JSON request or an uploaded file. It is read once its sender is known; a file is written to
-    disk as it arrives.
+    """Yield the body: a JSON request or an uploaded file. It is read only after its sender is authenticated; a file is
+    written to disk as it arrives.
     """
     try:
         yield await _read(request)

@@ -46,7 +46,7 @@ class Files(Protocol):
     """Files by relative names such as `ab/cdef`. Errors are those of `steptune.service.connections.storage_errors`."""
 
     place: str
-    """Location of the files for messages, without passwords."""
+    """Location of the files as shown in messages, without passwords."""
 
     def write(self, name: str, chunks: Iterable[bytes]) -> None:
         """Write a new file; it is durable once this returns."""
@@ -55,7 +55,7 @@ class Files(Protocol):
         """Rename a file, replacing any file with the target's name, and make it the newest."""
 
     def take(self, path: Path, name: str) -> Path | None:
-        """Move a local file here without copying it, and return its new path; None where that is impossible."""
+        """Move a local file into the store without copying it, and return its new path; None if that is impossible."""
 
     def give_back(self, name: str, path: Path) -> None:
         """Move a file back to the local path from which `take` moved it."""
@@ -64,7 +64,7 @@ class Files(Protocol):
         """Open a file for reading; the caller closes it."""
 
     def local_path(self, name: str) -> Path | None:
-        """Return the path on this machine; None if the file is not here."""
+        """Return a file's local path; None if the file is not on this machine."""
 
     def find(self, name: str) -> StoredFile | None:
         """Return one file's entry in a listing; None where there is no such file."""
@@ -272,7 +272,9 @@ class RemoteFiles:
 
 
 def _will_pass(error: Exception) -> bool:
-    """Say whether a retry may succeed. Errors are matched by their names, as no library needs to be installed."""
+    """Say whether a retry after this error may succeed. Errors are recognised by the names of their classes, because
+    the libraries that define them may not be installed.
+    """
     if isinstance(error, OSError) and error.errno in _PASSING_ERRNOS:
         return True
     return not _PASSING_NAMES.isdisjoint(kind.__name__ for kind in type(error).__mro__)

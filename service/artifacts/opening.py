@@ -37,7 +37,9 @@ def files_at(place: Path | str) -> Files:
 
 
 def _lock_for(files: Files, settings: Settings) -> CollectionLock:
-    """Return a lock on a file in the shared directory; without one, in the shared database."""
+    """Return the lock for garbage collection: a lock file beside artifacts in a directory, else a lock in PostgreSQL,
+    else a lock file in the data directory.
+    """
     if isinstance(files, LocalFiles):
         return FileLock(Path(files.place) / "lock")
     if make_url(settings.database_url).get_backend_name() == "postgresql":

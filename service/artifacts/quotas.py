@@ -10,7 +10,7 @@ from steptune.tuner.errors import QuotaExceededError
 
 
 def check_artifact_bytes(session: Session, user_id: str, default_limit: int | None) -> None:
-    """Refuse more bytes than a user may keep, in the transaction that has just added some.
+    """Refuse the bytes that a transaction has just added if the user now exceeds the quota.
 
     Args:
         session: The transaction with the new row.
@@ -27,8 +27,8 @@ def check_artifact_bytes(session: Session, user_id: str, default_limit: int | No
     size = user_artifact_bytes(session, user_id)
     if size > limit:
         raise QuotaExceededError(
-            f"uploads, traces and logs would take {size} bytes, but the limit is {limit}: delete workloads or studies "
-            "that are not needed, or ask an administrator for more",
+            f"uploads, traces and logs would take {size} bytes, but the quota `max_artifact_bytes` is {limit}: delete "
+            "workloads or studies that are not needed, or ask an administrator for more",
             quota="max_artifact_bytes",
             value=size,
             limit=limit,

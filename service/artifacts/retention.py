@@ -185,7 +185,7 @@ def _forget(engine: Engine, traces: Select[int, str, int]) -> int:
 
 
 def _delete(session: Session, chosen: Sequence[int]) -> None:
-    """Delete rows of artifacts, and advance the version of the pages that offer them."""
+    """Delete rows of artifacts, and mark cached pages of their studies as outdated."""
     of_chosen = ArtifactRow.artifact_id.in_(chosen)
     count_change(session, StudyRow.study_id.in_(select(ArtifactRow.study_id).where(of_chosen)))
     session.execute(delete(ArtifactRow).where(of_chosen))

@@ -50,7 +50,7 @@ class ArtifactStore:
 
     @property
     def place(self) -> str:
-        """Return the location of the files, for messages."""
+        """Return the location of the files as shown in messages."""
         return self._files.place
 
     # --- putting ---------------------------------------------------------------------------------
@@ -59,8 +59,8 @@ class ArtifactStore:
     def putting(
         self, source: Path | Iterable[bytes], *, move: bool = False, limit: int | None = None
     ) -> Iterator[Kept]:
-        """Put a file, complete or not at all. Record the row that refers to it within the context: garbage collection
-        waits until the context ends.
+        """Put a file, complete or not at all, and hold off garbage collection until the context ends, so that the
+        caller can record the row that refers to the file.
 
         Args:
             source: A path, or the content in pieces.
@@ -85,14 +85,12 @@ class ArtifactStore:
                 source.unlink(missing_ok=True)
 
     def put(self, source: Path | Iterable[bytes], *, move: bool = False, limit: int | None = None) -> Kept:
-        """Put a file as `putting` does, before a row refers to it: it stays for the grace period of garbage
-        collection.
-        """
+        """Put a file to which no row refers yet; garbage collection spares it for the grace period."""
         with self.putting(source, move=move, limit=limit) as kept:
             return kept
 
     def _receive(self, source: Path | Iterable[bytes], incoming: str, move: bool, limit: int | None) -> Kept:
-        """Copy or move the content here under a temporary name; if that fails, the source stays."""
+        """Copy or move the content into the store under a temporary name; if that fails, the source stays."""
         measured = _Measured(limit)
         taken = self._files.take(source, incoming) if isinstance(source, Path) and move else None
         if isinstance(source, Path) and taken is not None:
@@ -132,8 +130,9 @@ class ArtifactStore:
 
     @contextmanager
     def local_copy(self, digest: str) -> Iterator[Path]:
-        """Provide the file on this machine: the stored file itself, if it is local (do not change it), else a copy for
-        the context. Its content is checked, so that what is unpacked and run is what was uploaded.
+        """Provide a local path of a stored file: the file itself if the store is local (do not change it), else a copy
+        that lasts until the context ends. The content is checked against its digest, so that what is unpacked and run
+        is what was uploaded.
 
         Raises:
             ArtifactGoneError: No such content is stored.
@@ -228,7 +227,8 @@ class _Measured:
             self._size_bytes += len(chunk)
             if self._limit is not None and self._size_bytes > self._limit:
                 raise ArtifactTooLargeError(
-                    f"the content must have at most {self._limit:,} bytes: send less, or raise the limit"
+                    f"the content must have at most {self._limit:,} bytes: send less, or raise "
+                    "STEPTUNE_MAX_UPLOAD_BYTES"
                 )
             self._hash.update(chunk)
             yield chunk

@@ -50,7 +50,7 @@ class Manifest(Record):
 
 
 class BackupWriter:
-    """Writer of a backup's members, in their order."""
+    """Writer of a backup's members, in the order of the format."""
 
     def __init__(self, tar: tarfile.TarFile) -> None:
         self._tar = tar
@@ -66,7 +66,7 @@ class BackupWriter:
 
 
 class BackupReader:
-    """Reader of a backup's members, in their order.
+    """Reader of a backup's members, in the order of the format.
 
     Raises:
         StoreError: The file is no backup, is damaged, or is of a later format.

@@ -44,7 +44,7 @@ class RestoreReport(Record):
 
     revision: str
     is_current: bool
-    """False where `steptune db upgrade` must follow."""
+    """True if the restored schema is this version's; otherwise, `steptune db upgrade` must follow."""
     num_artifacts: int
 
 

@@ -6,7 +6,9 @@ from sqlalchemy import Connection, inspect, text
 
 
 def referenced_digests(connection: Connection) -> set[str]:
-    """Return the digests of all artifacts and uploads, in whichever of our schema versions the database has."""
+    """Return the digests of all artifacts and uploads to which a database refers; the database may have any of our
+    schema versions.
+    """
     tables = set(inspect(connection).get_table_names()) & {"artifacts", "workload_sources"}
     found: set[str] = set()
     for table in tables:

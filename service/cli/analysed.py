@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 PAGE_ROWS = 500
 """Maximum rows of a page's tables, which can be searched."""
 NUM_COMPARED = 10_000
-"""Maximum kernels on either side of a comparison: enough for all, because a kernel left out for its low rank would seem
-new.
+"""Maximum number of kernels on each side of a comparison: enough for all, because a kernel left out on one side would
+seem new or removed.
 """
 
 

@@ -42,8 +42,8 @@ def analyze(
         Path | None,
         typer.Option(
             "--perfetto",
-            help="Write tracks for ui.perfetto.dev to this path (.json or .json.gz); a single torch.profiler trace is "
-            "included.",
+            help="Write tracks for ui.perfetto.dev to this path (.json or .json.gz), together with the "
+            "trace's own events if there is only one torch.profiler trace.",
             show_default=False,
         ),
     ] = None,

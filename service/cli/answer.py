@@ -92,7 +92,7 @@ def _wrapped(console: Console, text: Text, most: int) -> list[Text]:
 
 
 def _prospect(console: Console, recommendation: Recommendation | None) -> list[Text]:
-    """State the probable gain of more time."""
+    """State the probable gain from continuing the search for longer."""
     if recommendation is None or not recommendation.prospect:
         return []
     return _wrapped(console, Text(recommendation.prospect, style="dim"), PROSPECT_LINES)

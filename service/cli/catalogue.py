@@ -76,7 +76,7 @@ def strategies(
     for row in rows:
         _print_strategy(row)
     output.print(
-        f"judged for {environment.hardware.label} and {' or '.join(facts.name for facts in workloads)}",
+        f"strategies judged for {environment.hardware.label} and {' or '.join(facts.name for facts in workloads)}",
         style="dim",
         markup=False,
     )

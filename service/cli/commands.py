@@ -35,7 +35,8 @@ class CommandOrWorkload(TyperCommand):
 
 
 def require_workload(workload: str | None, verb: str) -> str:
-    """Return the workload of a command without another command after `--`.
+    """Return the workload that was given to a command without a training command after `--`; refuse the call if there
+    is none.
 
     Args:
         verb: Activity of the command, for the refusal.
@@ -81,7 +82,7 @@ def refuse_secrets(command: Sequence[str]) -> None:
 
 
 def refuse_options(context: typer.Context, names: Sequence[str], what: str = "workloads") -> None:
-    """Refuse options that do not apply to `what`.
+    """Refuse the named options, which apply only to `what` (workloads or scripts).
 
     Raises:
         ChoiceError: One of them was given.
@@ -99,9 +100,11 @@ def _was_given(context: typer.Context, name: str) -> bool:
 
 
 def name_links_out() -> None:
-    """Name the links out of the current folder through which a script writes to the user's own files."""
+    """Print a warning that names the symbolic links out of the current folder: through these links, a script writes to
+    the user's real files.
+    """
     from steptune.tuner.scripts.launch import find_links_out
 
     links = find_links_out(Path.cwd())
     if links:
-        say(f"the script writes to the real files through {', '.join(links)}: these links lead out of this folder")
+        say(f"the script writes to real files through links that lead out of this folder: {', '.join(links)}")

@@ -81,7 +81,8 @@ def backup(
     output.print(f"{path}  the database and {files}, {units.memory(report.size_bytes)}", soft_wrap=True, markup=False)
     if report.num_missing:
         say(
-            f"{units.counted(report.num_missing, 'file')} that rows of the database refer to were missing",
+            f"the backup lacks {units.counted(report.num_missing, 'file')} that database rows refer to: "
+            "not found in the storage of the service",
             style="yellow",
         )
 

@@ -53,7 +53,8 @@ def profile(
         bool,
         typer.Option(
             "--in-place",
-            help="With a command: write into its folder, not into a temporary view, until its steps are recorded.",
+            help="With a command: run it until its steps are recorded, but let it write into its folder, not into a "
+            "temporary view.",
         ),
     ] = False,
     seed: Seed = 0,
@@ -63,8 +64,7 @@ def profile(
     isolation: Isolation = None,
     as_json: AsJson = False,
 ) -> None:
-    """Profile WORKLOAD, or the training script that a command runs, unchanged: where a step's time goes, and how to
-    reduce it.
+    """Profile WORKLOAD, or the unchanged training script of a command: where a step's time goes, and how to reduce it.
 
     Write the command after `--`, as you type it: `steptune profile -- python train.py --lr 1e-3`, or torchrun,
     accelerate launch, a shell script. Steptune ends the command once it has recorded enough steps.
@@ -154,7 +154,7 @@ def doctor(
         Path | None,
         typer.Option(
             "--root",
-            help="Examine the network of another host from copies of its sys, proc, etc and dev in this directory.",
+            help="Examine the network of another host from copies of its /sys, /proc, /etc and /dev in this directory.",
             show_default=False,
         ),
     ] = None,

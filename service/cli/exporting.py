@@ -24,8 +24,8 @@ from steptune.tuner.wording import no_such
 from steptune.tuner.workloads.reference import COMMAND
 
 DIFF, DIFF_FILE = "diff", "steptune.diff"
-"""Format that changes a script's own lines, and the name of its file. It is made here, because a service must not
-access users' files.
+"""Name of the format that changes a script's own lines (a diff), and the name of its file. The diff is made by this
+command, because a service must not access users' files.
 """
 
 
@@ -181,7 +181,7 @@ def _diff(recommendation: Recommendation) -> Exported:
 
 
 def _contribution(recommendation: Recommendation, name: str) -> str:
-    """Return the share of the gain that a change carries."""
+    """Return, in words, how much of the gain a change contributes."""
     part = next((part for part in recommendation.parts if part.strategy == name), None)
     if part is not None and len(recommendation.parts) == 1:
         return "accounts for the whole gain"
@@ -208,8 +208,8 @@ def _of_service(client: Client, study_id: str, known: ExportFormat, trial: str |
 
 
 def _placed(files: list[Exported], target: Path) -> tuple[list[Exported], Path]:
-    """Return the files and their folder. For a single file, the target may be a path with the file's suffix instead of
-    a folder.
+    """Return the files to write, and their folder. For a single file, the target may also be the path of the file
+    itself, if it has the file's suffix.
     """
     if len(files) != 1 or target.is_dir() or target.suffix != PurePath(files[0].file_name).suffix:
         return files, target
@@ -240,7 +240,7 @@ def _tell(files: Sequence[Exported], paths: Sequence[Path], report: Path | None,
         print_json({"report": str(report) if report else None, "exports": exports})
         return
     if report is not None:
-        output.print(f"{report}  open it in a browser", soft_wrap=True, markup=False)
+        output.print(f"{report}  (open in a browser)", soft_wrap=True, markup=False)
     for file, path in zip(files, paths, strict=True):
         output.print(f"{path}  {file.usage}", soft_wrap=True, markup=False)
         if file.not_expressible and file.carries:

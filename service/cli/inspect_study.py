@@ -97,7 +97,7 @@ def _print_plan(study: Study, recommendation: Recommendation | None, *, as_json:
     table = plain_table("stage", "what", "required by")
     for step in steps:
         table.add_row(step.stage, step.does, step.strategy)
-    output.print(table if steps else "no steps: the answer is plain PyTorch")
+    output.print(table if steps else "the plan has no steps: the recommendation is plain PyTorch")
 
 
 def list_studies(

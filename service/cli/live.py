@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # the search brings SciPy, which `steptune list` need not wai
     from steptune.tuner.search.view import StudyView
 
 REFRESH_PER_S = 2.0
-"""Maximum refreshes per second: few, so that drawing does not disturb measurements."""
+"""Maximum refreshes per second; a low rate, so that drawing does not disturb measurements."""
 
 
 class Progress:
@@ -55,7 +55,7 @@ class Progress:
         self._told = len(view.decisions)
 
     def _print(self, view: StudyView, text: str) -> None:
-        """Print one line, however long: logs are searched by lines."""
+        """Print the text as one line, however long it is, because logs are searched line by line."""
         self._console.print(f"[{units.duration(view.elapsed_s)}] {text}", markup=False, soft_wrap=True)
 
 

@@ -23,7 +23,7 @@ MARKS = {
 
 
 def doctor_network(root: Path | None, logs: Sequence[Path], as_json: bool) -> None:
-    """Examine the host under `root`, if given, and the logs; print the findings.
+    """Examine the host whose files are under `root`, if given, and the logs of a run; print the findings.
 
     Raises:
         typer.Exit: With status 1 where there is a problem, or something could not be examined.

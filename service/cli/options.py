@@ -55,7 +55,7 @@ ClusterAddress = Annotated[
     str | None,
     typer.Option(
         "--address",
-        help="Address of the Ray cluster of --runner ray, like HOST:6379; default this node's cluster.",
+        help="Address of the Ray cluster for --runner ray, like HOST:6379; default this node's cluster.",
         show_default=False,
     ),
 ]
@@ -93,8 +93,8 @@ QuietMachine = Annotated[
     bool,
     typer.Option(
         "--quiet-machine",
-        help="Count only windows in which other programs used at most --foreign-load; on a busy machine, the study "
-        "then fails.",
+        help="Count only windows in which other programs used at most the share of the cores that --foreign-load "
+        "sets; on a busy machine, the study then fails.",
     ),
 ]
 SearchName = Annotated[

@@ -168,7 +168,7 @@ def _ways(found: Extrapolation, unit: SampleUnit) -> object:
 
 
 def _curves(found: Extrapolation) -> object:
-    """Return the fastest method of every family, by number of hosts."""
+    """Return a table of step times by number of hosts, with the fastest method of each communication family."""
     from steptune.dashboards import units
 
     families = list(dict.fromkeys(forecast.family for forecast in found.curves))

@@ -35,4 +35,4 @@ def report(
     if as_json:
         print_json({"study_id": study.study_id, "report": str(written)})
     else:
-        output.print(f"{written}  open it in a browser", soft_wrap=True, markup=False)
+        output.print(f"{written}  (open in a browser)", soft_wrap=True, markup=False)

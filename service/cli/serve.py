@@ -1,4 +1,4 @@
-"""`serve`: the service, as one process with a worker beside it."""
+"""`serve`: the service as one process, which also runs a worker as a child process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SECRETS = "Secrets are read from the environment only."
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command. Its options are the settings, so that none can be forgotten."""
+    """Add the command. Its options are generated from the settings, so that none can be missing."""
     app.command()(_command())
 
 
@@ -67,7 +67,7 @@ def _group(name: str) -> str:
 
 
 def _flag_type(annotation: Any) -> Any:
-    """Return a type that Typer can parse; pydantic checks the rest."""
+    """Return a type that Typer can parse for a setting with this annotation; pydantic checks the rest."""
     if get_origin(annotation) in (Union, UnionType):
         annotation = next(part for part in get_args(annotation) if part is not type(None))
     return annotation if annotation in (bool, int, float) else str

@@ -184,7 +184,7 @@ def _given(
     """Return the fields that name the workload; a file, an archive, a folder or a script is uploaded first."""
     if manifest is not None:
         return {"workload_id": send_script(client, Path.cwd(), manifest)}
-    assert workload is not None, "a workload or a command was given"
+    assert workload is not None, "a workload or a command must be given"
     path, entry = _local(workload)
     if workload.startswith("zoo:"):
         known_reference(workload)
@@ -209,7 +209,7 @@ def _given(
 
 
 def _check_alone(path: Path) -> None:
-    """Refuse to send a file that imports modules beside it.
+    """Refuse to send a single file that imports modules from its own folder.
 
     Raises:
         ChoiceError: The file does so; the message names the first such module, and how to send it.

@@ -30,7 +30,9 @@ def manifest_of(
     check_command(command, None, "submit")
     refuse_secrets(command)
     if Path(command[0]).is_absolute():
-        raise ChoiceError(f"workers may not have {command[0]}: write {Path(command[0]).name} to use the worker's own")
+        raise ChoiceError(
+            f"{command[0]} may be absent on workers: write {Path(command[0]).name} to use the worker's own"
+        )
     length = len(workload_of(command))
     if length > MOST_CHARACTERS:
         raise ChoiceError(
@@ -65,7 +67,7 @@ def send_script(client: Client, folder: Path, manifest: ScriptManifest) -> str:
 
 
 def _place_of(path: str, folder: Path) -> tuple[str, str]:
-    """Return a path of data as the script names it, and the path that the data must have on a worker."""
+    """Return the path of data as the script names it, and the path at which a worker must have the data."""
     if path.startswith("/"):
         return path, path
     name = os.path.normpath(path)

@@ -1,4 +1,4 @@
-"""`token`: bearer tokens, made and ended directly in the database."""
+"""`token`: bearer tokens, created, listed and revoked directly in the database."""
 
 from __future__ import annotations
 

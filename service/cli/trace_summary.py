@@ -53,7 +53,8 @@ if TYPE_CHECKING:
 
 BAR_WIDTH = 24
 SMALL_SHARE = 0.005
-"""Share of the step below which categories are summed in one row."""
+"""Minimum share of the step at which a category has its own row; categories with smaller shares are summed in one row.
+"""
 NUM_GAPS = 3
 NUM_PLACES = 1
 END = "the end of the steps"
@@ -61,7 +62,9 @@ _SEVERITY = {"high": "red", "warning": "yellow", "note": "blue"}
 
 
 def print_analysis(console: Console, analysis: TraceAnalysis, top: int) -> None:
-    """Print whether the capture is trusted, the verdict, the advice, the breakdown, and the times outside its sum."""
+    """Print whether the capture is trusted, the verdict, the advice, the breakdown of the step, and the times that are
+    not part of the breakdown's sum.
+    """
     headline = get_trace_headline(analysis)
     trust, *notes = headline.quality
     style = "dim" if headline.trusted else "yellow"
@@ -133,7 +136,9 @@ def _breakdown(analysis: TraceAnalysis) -> RenderableType:
 
 
 def _beside(analysis: TraceAnalysis) -> Iterable[RenderableType]:
-    """Yield the times that are not part of the step's sum: phases, and work that compute hides."""
+    """Yield the times that are not part of the sum of the step's breakdown, such as the phases of compute, and work
+    that overlaps with compute.
+    """
     phases = [
         f"{row['phase']} {units.short_time(row['time_ns'])} ({units.percent(row['share'])})"
         for row in phase_rows(analysis)
@@ -189,7 +194,7 @@ def _details(analysis: TraceAnalysis, rank: RankAnalysis, top: int) -> Iterable[
 
 
 def _work(rank: RankAnalysis, num_steps: int, top: int, of: str, over: str, profiled: str) -> Iterable[RenderableType]:
-    """Yield the waits of the host, then kernels, operators and modules."""
+    """Yield tables of the host's waits, then of kernels, operators and modules."""
     if rank.synchronisations:
         yield _synchronisations(rank.synchronisations, of)
     if rank.kernels:
@@ -205,7 +210,9 @@ def _work(rank: RankAnalysis, num_steps: int, top: int, of: str, over: str, prof
 
 
 def _few(rows: list[Row], grouped: Callable[[pd.DataFrame], pd.DataFrame]) -> list[Row]:
-    """Return the rows, or, where there are many, one row per group of ranks. Only the grouping loads pandas."""
+    """Return the rows of a table of ranks; if there are many, return one row per group of ranks instead. Only the
+    grouping loads pandas.
+    """
     if len(rows) <= MOST_ROWS:
         return rows
     import pandas as pd
@@ -222,7 +229,7 @@ def _numbers(*names: str, title: str) -> Table:
 
 
 def _one_line(text: str) -> Text:
-    """Return a text that is shortened where it does not fit, so that the figures beside it stay whole."""
+    """Return a text that is shortened where it does not fit, so that the numbers in the same row are shown in full."""
     return Text(text, no_wrap=True, overflow="ellipsis")
 
 
@@ -364,7 +371,7 @@ def _memory(rank: RankAnalysis, of: str) -> RenderableType:
         total = f" of {units.memory(stats.total_memory_bytes)}" if stats.total_memory_bytes else ""
         lines.append(
             Text(
-                f"{stats.device}: at most {units.memory(stats.peak_allocated_bytes)} allocated"
+                f"{stats.device}: peak of {units.memory(stats.peak_allocated_bytes)} allocated"
                 + (f", {units.memory(stats.peak_reserved_bytes)} reserved{total}" if stats.peak_reserved_bytes else "")
             )
         )
@@ -465,7 +472,7 @@ def _changed_modules(rows: Sequence[ModuleDifference]) -> RenderableType:
 
 
 def _explaining(rows: Sequence[KernelDifference], title: str) -> RenderableType:
-    """Return a table with two lines per row: the names are too long to fit beside figures."""
+    """Return a table with two lines per row, because the names are too long to share a line with the numbers."""
     table = plain_table("change", "", title=title)
     table.columns[0].no_wrap, table.columns[0].justify = True, "right"
     for row in rows:

@@ -96,7 +96,9 @@ Output = Annotated[
 
 
 class _Tune(CommandOrWorkload):
-    """Command that refuses a launcher in place of a workload before it refuses the launcher's options as unknown."""
+    """Command that refuses a launcher given in place of a workload, and does not report the launcher's options as
+    unknown.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         from steptune.service.launched import refuse_launcher
@@ -274,7 +276,7 @@ def resume(
 
 @dataclass(frozen=True, kw_only=True)
 class _Way:
-    """Means of running a study that this command begins or resumes: settings, isolation, interpreter, folder,
+    """Conditions under which this command runs a new or resumed study: settings, isolation, interpreter, folder,
     cluster.
     """
 
@@ -297,7 +299,9 @@ def _way(
     *,
     as_json: bool,
 ) -> _Way:
-    """Return the means of running a study, and refuse, before anything is stored, a study that cannot run here."""
+    """Return the conditions under which this command runs a study. Refuse, before anything is stored, a study that
+    cannot run here.
+    """
     from steptune.service.running import chosen_level
     from steptune.service.studies import check_writable
 
@@ -316,8 +320,8 @@ def _way(
 
 
 def _launched(database: str | None, isolation: str | None) -> Launch | None:
-    """Return the launch if this process drives the study; None without a launcher. Any other process serves the study
-    until it ends, and then exits.
+    """Return the launch by torchrun or srun if this process drives the study, or None if there is no launcher. Any
+    other process of the launch serves the study until the study ends, and then exits.
 
     Raises:
         typer.Exit: The process has done its part.
@@ -475,12 +479,13 @@ def _driven(
         if not _is_left_to_resume(study, store):
             say("interrupted before the study began: nothing was recorded")
             raise typer.Exit(INTERRUPTED) from None
-        before = "before there was an answer"
+        before = "interrupted before the study had an answer"
         if store.recommendation(study.study_id) is not None:
             before = (
-                f"before there was a new answer (print the earlier one with `steptune show {study.study_id}{option}`)"
+                "interrupted before the study had a new answer (print the earlier one with "
+                f"`steptune show {study.study_id}{option}`)"
             )
-        say(f"interrupted {before}: continue with `steptune resume {study.study_id}{option}`")
+        say(f"{before}: continue with `steptune resume {study.study_id}{option}`")
         raise typer.Exit(INTERRUPTED) from None
     except StorageFullError as error:
         raise StorageFullError(
@@ -529,7 +534,7 @@ def _is_left_to_resume(study: Study, store: SqlStudyStore) -> bool:
     except StudyNotFoundError:
         return False
     if state is StudyState.RUNNING:
-        store.set_state(study.study_id, StudyState.INTERRUPTED, "before the baseline was measured")
+        store.set_state(study.study_id, StudyState.INTERRUPTED, "the baseline was not measured")
     return True
 
 

@@ -35,7 +35,7 @@ def register(app: typer.Typer) -> None:
 def verify(
     context: typer.Context,
     study_id: StudyId = "last",
-    steps: Annotated[int, typer.Option(min=2, help="Steps to train each configuration.")] = 100,
+    steps: Annotated[int, typer.Option(min=2, help="Number of steps to train with each configuration.")] = 100,
     by: Annotated[
         str, typer.Option(help="For a script: apply the changes by `enable`, or by the `diff` that `export` writes.")
     ] = "enable",
@@ -141,12 +141,12 @@ def _verify_script(
     if study is not None:
         recommendation, folder = recommendation_of(store, study), Path(script_of(study).folder)
         command = command or command_of(study.workload)
-    assert command is not None, "either a study or a command is given"
+    assert command is not None, "a study or a command must be given"
     way: AbstractContextManager[Changed]
     if edited is not None:
         way = nullcontext(changed_file(edited, command, folder))
     else:
-        assert recommendation is not None, "either an edited file or a study is given"
+        assert recommendation is not None, "an edited file or a study must be given"
         way = changed_by(recommendation, by, command)
     settings = MeasureSettings() if study is None else study.settings.measure
     try:

@@ -66,7 +66,7 @@ def follow_to_its_end(client: Client, study_id: str, console: Console, *, as_jso
 
 
 def print_answer(console: Console, study_id: str, recommendation: Recommendation) -> None:
-    """Print the claim, the changes that it is based on, and how to get them."""
+    """Print a recommendation's verdict and gain, the changes with their contributions, and how to export them."""
     from steptune.dashboards import units
 
     headline = Text(units.words(recommendation.verdict.value), style="bold")

@@ -202,8 +202,8 @@ class Client:
         return self.study(study_id)
 
     def events(self, study_id: str, after: int = 0) -> Iterator[Event]:
-        """Yield the events of a study as they happen, from the study's beginning, or after the event with a number, to
-        its end.
+        """Yield the events of a study as they happen, until the study ends: all events, or those with numbers above
+        `after`.
 
         A connection that breaks is made again, and nothing is missed or repeated.
         """
@@ -272,7 +272,7 @@ class Client:
         return self._all(f"/trials/{trial_id}/collectives", Page[CollectiveStats])
 
     def guard(self, trial_id: str) -> TrialGuard:
-        """Return the guard's verdict on whether a trial was the same training."""
+        """Return the guard's verdict on a trial: whether it is still the same training as the reference."""
         return self._transport.get(f"/trials/{trial_id}/guard", TrialGuard)
 
     def log(self, trial_id: str, tail_bytes: int = 1 << 16) -> str:

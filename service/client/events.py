@@ -52,7 +52,9 @@ def follow(transport: Transport, path: str, after: int) -> Iterator[Event | None
 
 
 def _parsed(lines: Iterator[str]) -> Iterator[Event | None]:
-    """Yield the events of a stream (in the part of the format that the service uses); None for a comment."""
+    """Yield the events of a stream of server-sent events, and None for each comment. Only the parts of the format that
+    the service uses are supported.
+    """
     data: list[str] = []
     for line in lines:
         if line.startswith("data:"):

@@ -18,8 +18,8 @@ from steptune.tuner.errors import WorkloadNotFoundError, WorkloadRejectedError
 LEFT_OUT = frozenset({"__pycache__", "node_modules", "venv", "env", "build", "dist", "steptune-results"})
 """Names of folders with caches and results, which are left out, as is everything hidden (`.git`, `.venv`, …)."""
 _DATABASE = "steptune.db"
-"""Database of a command's studies, left out with SQLite's files beside it: it is private, and changes with every
-study.
+"""Name of the database of studies that commands run. It is left out, with the files that SQLite keeps in the same
+folder, because it is private and changes with every study.
 """
 _LEFT_OUT_SUFFIXES = (".pyc", ".pyo", ".egg-info")
 
@@ -38,7 +38,7 @@ class Packed:
 
 
 SCRIPT_LIMITS = ArchiveLimits(members=2_000, total_bytes=16 << 20, file_bytes=1 << 20)
-"""Limits of the sources of a script: anything larger is data."""
+"""Maximum number and sizes of a script's source files; a larger file counts as data."""
 _SOURCES = frozenset(
     {".py", ".pyi", ".pyx", ".sh", ".toml", ".yaml", ".yml", ".json", ".cfg", ".ini", ".txt", ".jinja", ".c", ".cpp"}
     | {".cu", ".cuh", ".h", ".hpp"}
@@ -68,8 +68,8 @@ def check_source(path: Path) -> None:
 
 
 def python_sources(folder: Path) -> list[Path]:
-    """Return the Python files of a script's folder that would be sent, without files of environments and caches in the
-    folder.
+    """Return the Python files of a script's folder that would be uploaded; files of environments and caches are left
+    out.
     """
     return [path for path in _files(folder, folder, [], is_source) if path.suffix == ".py"]
 

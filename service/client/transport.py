@@ -1,4 +1,4 @@
-"""Requests with time limits, safe retries, and problems as exceptions."""
+"""HTTP requests with time limits and safe retries; problems are raised as exceptions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from steptune.tuner.records import new_id
 API = "/api/v1"
 RETRIED_STATUSES = (429, 502, 503, 504)
 IN_PROGRESS = "request-in-progress"
-"""Code of a refusal: the first request with this key is still running, but its answer was lost."""
+"""Error code of a repeated request: the first request with the same idempotency key is still running, and its answer
+was lost.
+"""
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 Answer = TypeVar("Answer")
@@ -77,7 +79,7 @@ class Transport:
         return self._send("GET", path, query, headers={"Accept": "*/*"}).content
 
     def post(self, path: str, kind: type[Answer], body: Any = None, *, key: str | None = None) -> Answer:
-        """Post a request; the key makes it safe to send it again."""
+        """Post a request; with an idempotency key, it is safe to send the request again."""
         content = {"json": body} if body is not None else {}
         return self._decoded(self._send("POST", path, {}, headers=_once(key), content=lambda: content), kind)
 
@@ -86,9 +88,7 @@ class Transport:
         return self._decoded(self._send("POST", path, {}, headers=_once(None), content=form), kind)
 
     def patch(self, path: str, kind: type[Answer], body: Any, version: str | None = None) -> Answer:
-        """Change a resource. The request is sent once, as the change may have been made although the answer was
-        lost.
-        """
+        """Change a resource. The request is not retried: the change may have been made although its answer was lost."""
         headers = {"If-Match": version} if version else {}
         return self._decoded(self._send("PATCH", path, {}, headers=headers, content=lambda: {"json": body}), kind)
 
@@ -149,13 +149,15 @@ class Transport:
             return msgspec.json.decode(response.content, type=kind)
         except msgspec.MsgspecError as error:
             raise ServiceUnreachableError(
-                f"{self.url} gave an answer that Steptune {__version__} cannot read ({error}): is it "
-                "Steptune's address, and of the same version?"
+                f"{self.url} gave an answer that Steptune {__version__} cannot read ({error}): check "
+                "that this is the address of a Steptune service of the same version"
             ) from error
 
     def _unreachable(self, error: Exception) -> ServiceUnreachableError:
         reason = str(error) or type(error).__name__
-        return ServiceUnreachableError(f"{self.url} cannot be reached: {reason}; check the address, and that it runs")
+        return ServiceUnreachableError(
+            f"{self.url} cannot be reached: {reason}; check the address, and that the service runs"
+        )
 
 
 def _once(key: str | None) -> dict[str, str]:

@@ -44,7 +44,7 @@ def level_named(name: str) -> Level:
 
 
 def choose(name: str, python: str = sys.executable, *, separating: bool = False) -> Level:
-    """Return the named level; for "strongest", return the first level with a successful probe. "none" must be named.
+    """Return the named level; for "strongest", return the strongest level whose probe succeeds, but never "none".
 
     Args:
         separating: Whether trials must reach neither this process and its files nor other studies, as they belong to

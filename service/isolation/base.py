@@ -90,7 +90,7 @@ class Level(abc.ABC):
 
     @abc.abstractmethod
     def sandbox(self, request: SandboxRequest) -> contextlib.AbstractContextManager[Sandbox]:
-        """Open a sandbox for one study; at the end, none of its processes is left.
+        """Open a sandbox for one study; closing it ends all of its processes.
 
         Raises:
             IsolationUnavailableError: This study cannot be run so: a file that it needs is out of its reach.
@@ -98,8 +98,8 @@ class Level(abc.ABC):
 
     @abc.abstractmethod
     def separates(self) -> bool:
-        """Say whether trials can reach neither this process and its files nor other studies. They run as a separate
-        user, or with a separate file system and separate process numbers.
+        """Say whether this level separates trials from this process, its files and other studies: by a separate user,
+        or by a separate file system and separate process numbers.
         """
 
     @abc.abstractmethod

@@ -40,14 +40,14 @@ from steptune.tuner.trials.study_files import StudyFiles
 
 TEMPORARY = "/tmp"
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""Variables that name the loopback device, on which ranks of one machine meet: without a network, host names do not
-resolve.
+"""Environment variables that make ranks of one machine connect over the loopback device: without a network, host names
+do not resolve.
 """
 _AS_ROOT = ("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP")
 
 
 class Bubblewrap(Level):
-    """A private file system, no network, no other visible processes, no capabilities."""
+    """The level `bubblewrap`: a private file system, no network, no other visible processes, no capabilities."""
 
     name = "bubblewrap"
     limits = "files, network, processes, memory, disk and the environment"
@@ -142,7 +142,9 @@ def _check_readable(paths: Sequence[Path]) -> None:
 
 
 def _mounts(shown: Sequence[Path], study: Path) -> Iterator[str]:
-    """Yield the mounts. Folders above a mount are accessible to all users; parents come before their contents."""
+    """Yield bubblewrap's options for the mounts, parents before their contents; folders above a mount are accessible to
+    all users.
+    """
     made = {Path("/"), Path("/dev"), Path("/proc"), Path(TEMPORARY)}
     mounted: list[Path] = []
     for path in [*sorted(set(shown), key=lambda place: len(place.parts)), study]:

@@ -50,8 +50,9 @@ _NUMBERS = {
     "x86_64": (0xC000003E, 56, 272, 436, 435, 308, 248, 249, 250, 29, 64, 68, 425, 447),
     "aarch64": (0xC00000B7, 220, 97, 436, 435, 268, 217, 218, 219, 194, 190, 186, 425, 447),
 }
-"""Numbers by architecture. First its audit number, then the system calls clone, unshare, close_range and clone3, then
-the refused calls: setns, add_key, request_key, keyctl, shmget, semget, msgget, io_uring_setup, memfd_secret.
+"""Numbers for the filter of system calls, by architecture: first the audit number of the architecture, then the system
+calls clone, unshare, close_range and clone3, then the system calls to refuse: setns, add_key, request_key, keyctl,
+shmget, semget, msgget, io_uring_setup, memfd_secret.
 """
 
 

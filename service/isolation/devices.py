@@ -25,7 +25,9 @@ def device_nodes(gpus: Sequence[int] | None) -> Iterator[Path]:
 
 
 def device_variables(gpus: Sequence[int] | None) -> dict[str, str]:
-    """Return variables that make CUDA number the GPUs that it can open in the order of the PCI bus, from 0."""
+    """Return environment variables with which CUDA numbers the GPUs in PCI bus order, from 0, counting only those that
+    it can open.
+    """
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     if gpus is None:
         return order
@@ -41,7 +43,7 @@ def visible_gpus(text: str | None) -> tuple[int, ...] | None:
 
 
 def _minors() -> list[int]:
-    """Return the minor numbers of the GPUs that this process can open, in the order of the PCI bus."""
+    """Return the device minor numbers of the GPUs that this process can open, in PCI bus order."""
     found = []
     for information in sorted(DRIVER.glob("*/information")):
         minor = re.search(r"^Device Minor:\s*(\d+)", information.read_text(errors="replace"), re.MULTILINE)

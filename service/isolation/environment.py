@@ -1,5 +1,5 @@
-"""Environment variables that user code may see: those that affect computation, and none with a secret or an access
-path.
+"""Environment variables that user code may see: those that affect computation, and none that may hold a secret or give
+access to another service.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def _others(folder: Path, own: Path, owner: str) -> Iterator[Taker]:
 
 
 def _is_left(descriptor: int) -> bool:
-    """Say whether the lock of a file is free, because the process that created the file was killed."""
+    """Say whether a file's lock is free, which means that the process that created the file was killed."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

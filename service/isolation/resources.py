@@ -15,8 +15,8 @@ from steptune.tuner.trials.watch import Quota
 
 NUM_TASKS_BASE = 1024
 NUM_TASKS_PER_CORE = 64
-"""Maximum tasks per core: intra-op threads of several ranks, loader workers and 32 compile workers; it stops fork
-bombs.
+"""Maximum tasks per core: enough for intra-op threads of several ranks, loader workers and 32 compile workers, but few
+enough to stop fork bombs.
 """
 MAX_DESCRIPTORS = 65_536
 MAX_FILES = 1_000_000
@@ -24,7 +24,7 @@ MEMORY_SHARE = 0.8
 """Maximum share of the memory of the machine, or of its container, for all trials together."""
 MEMORY_RESERVE = 0.04
 DISK_SHARE = 0.5
-"""Maximum share of the space that is free when the study begins."""
+"""Maximum share that a study may use of the disk space that is free when the study begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,8 @@ class Resources:
         )
 
     def command(self, *, num_others: int = 0) -> tuple[str, ...]:
-        """Return the `prlimit` command, so that the limits apply from the server's first instruction.
+        """Return the `prlimit` command to put before the server's command, so that the limits apply from its first
+        instruction.
 
         Args:
             num_others: Tasks that the server's user already has, which count too.

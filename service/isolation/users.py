@@ -1,4 +1,4 @@
-"""Users for trials, where this process may change its user: one for each study, while it runs.
+"""Separate users for trials, if this process may change its user: each study has a user of its own while it runs.
 
 That process is root, or it has the four capabilities below and no other, as in a container. Without the capability to
 bypass permissions, it reads what trials write as a member of the files' group. It takes files back in two steps: the
@@ -21,8 +21,8 @@ from steptune.tuner.trials.shared_places import SHARED_PLACES
 FIRST_UID, LAST_UID = 61184, 65519
 """First and last user id for studies: systemd's range for transient users; no account has one of them."""
 STRIDE = 61
-"""Distance between the first ids that two workers try, if the user ids of the workers are consecutive: such workers do
-not see each other's locks.
+"""Distance between the first ids that two workers try if their own user ids are consecutive: such workers do not see
+each other's locks, and so must not try the same ids first.
 """
 CHOWN, KILL, SETGID, SETUID, SETPCAP, SYS_ADMIN = 0, 5, 6, 7, 8, 21
 """Linux capability numbers."""
@@ -108,7 +108,7 @@ def private_folder(folder: Path) -> Path:
 
 
 def _lock(path: Path, stack: contextlib.ExitStack) -> bool:
-    """Lock a file until the stack closes, which removes it; return False where another process holds the lock."""
+    """Lock a file until the stack closes, and then remove it; return False where another process holds the lock."""
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     stack.callback(os.close, descriptor)
     try:
@@ -122,8 +122,8 @@ def _lock(path: Path, stack: contextlib.ExitStack) -> bool:
 
 
 def _take_back_left(lock: Path, uid: int) -> None:
-    """Take back the directory of a killed study that last had a user id. Otherwise the next study with this id could
-    read it, and would be charged for it.
+    """Take back the directory of a killed study that used this user id last. Otherwise the next study with the same id
+    could read the directory, and its files would count against the limits of that study.
     """
     named = lock.read_text(encoding="utf-8")
     left = Path(named)
@@ -133,7 +133,9 @@ def _take_back_left(lock: Path, uid: int) -> None:
 
 
 def _is_in_use(uid: int) -> bool:
-    """Say whether a user has processes or files, and thus belongs to a process whose locks are not visible here."""
+    """Say whether a user id has processes or files. If it has, it is in use by another process, whose locks are not
+    visible here.
+    """
     return _has_processes(uid) or _has_files(uid)
 
 

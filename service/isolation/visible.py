@@ -77,7 +77,8 @@ def workload_paths(workload: str, hidden: Sequence[Path]) -> tuple[list[Path], P
 
 
 def visible_parts(folder: Path, hidden: Iterable[Path]) -> list[Path]:
-    """Return a folder, or its visible parts: nothing whose name begins with a dot, and none of the service's own files.
+    """Return a folder; if something in it must be hidden, return its visible parts instead. Names that begin with a
+    dot, and the service's own files, are hidden.
 
     Of a home directory, only its Python files are visible.
 
@@ -115,5 +116,7 @@ def _has_dots(folder: Path) -> bool:
 
 
 def _same_file(path: Path, secret: Path) -> bool:
-    """Say whether a path is a secret file or one that SQLite keeps beside it: `steptune.db-wal`, `-shm`, `-journal`."""
+    """Say whether a path is the given secret file, or a file that SQLite keeps for it in the same folder:
+    `steptune.db-wal`, `-shm`, `-journal`.
+    """
     return path == secret or (path.parent == secret.parent and path.name.startswith(f"{secret.name}-"))

@@ -1,4 +1,4 @@
-"""Tables of access control: users, their tokens and sessions, what they sent and what they did."""
+"""Tables of access control: users, tokens, sessions, submitted workloads, stored answers, and the audit log."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ApiTokenRow(Base):
     token_id: Mapped[str] = mapped_column(primary_key=True)
     user_id: Mapped[str] = mapped_column(_user_key())
     parent_id: Mapped[str | None] = mapped_column(ForeignKey("api_tokens.token_id", ondelete="CASCADE"), index=True)
-    """The token with which this one was made; both end together."""
+    """The token with which this one was created. This token ends when its parent does."""
     name: Mapped[str]
     secret_sha256: Mapped[str]
     scopes: Mapped[str]
@@ -60,7 +60,7 @@ class BrowserSessionRow(Base):
     session_sha256: Mapped[str] = mapped_column(primary_key=True)
     user_id: Mapped[str] = mapped_column(_user_key(), index=True)
     token_id: Mapped[str | None] = mapped_column(ForeignKey("api_tokens.token_id", ondelete="CASCADE"), index=True)
-    """The token with which the session was opened; it ends with the token."""
+    """The token with which the session was opened; the session ends with the token."""
     scopes: Mapped[str]
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime] = mapped_column(index=True)
@@ -93,11 +93,13 @@ class IdempotencyKeyRow(Base):
     user_id: Mapped[str] = mapped_column(_user_key(), primary_key=True)
     key: Mapped[str] = mapped_column(primary_key=True)
     request_sha256: Mapped[str]
-    """SHA-256 of method, path and body: the same key with another request is refused."""
+    """SHA-256 of the request's method, path and body; a request with the same key but another hash is refused."""
     status: Mapped[int | None]
     """HTTP status of the answer; NULL while the first request is running."""
     headers: Mapped[str | None]
-    """Headers of the answer, as JSON; until there is an answer, the id reserved for what the request creates."""
+    """Headers of the answer, as JSON. Until there is an answer: the id that is reserved for the resource that the
+    request creates.
+    """
     body: Mapped[bytes | None] = mapped_column(LargeBinary)
     created_at: Mapped[datetime] = mapped_column(index=True)
 
@@ -111,7 +113,7 @@ class AuditRow(Base):
     entry_id: Mapped[int] = mapped_column(COUNTER, primary_key=True)
     at: Mapped[datetime] = mapped_column(index=True)
     user_id: Mapped[str | None]
-    """The user who acted; NULL for what the service did by itself, or before anybody was authenticated."""
+    """The user who acted; NULL for actions of the service itself, and for those before authentication."""
     token_id: Mapped[str | None]
     action: Mapped[str]
     target: Mapped[str]

@@ -1,4 +1,4 @@
-"""Tables of the queue: waiting studies, workers, and the devices that they hold.
+"""Tables of the queue: waiting studies, workers, and the devices that studies hold.
 
 A study is run by the worker whose fencing number its queue entry carries, until the lease ends. Times are the
 database's own, so that clocks of hosts need not agree.
@@ -15,7 +15,9 @@ from steptune.service.models.base import COUNTER, Base, study_key
 
 
 class QueueEntryRow(Base):
-    """A study that was submitted to the service; its state is that of the study (queued, running, …)."""
+    """Queue entry of a study that was submitted to the service. The study's state (queued, running, …) is in the
+    study's own row.
+    """
 
     __tablename__ = "queue_entries"
     __table_args__ = (Index(None, "source_id", "study_id"),)
@@ -48,16 +50,16 @@ class QueueEntryRow(Base):
     queued_at: Mapped[datetime]
     claimed_at: Mapped[datetime | None]
     waits_since: Mapped[datetime | None] = mapped_column(index=True)
-    """Start of the wait for hosts that the cluster's present nodes can provide; NULL where the study does not wait for
-    any.
+    """Time at which the study began to wait for hosts that the cluster's present nodes can provide; NULL where it does
+    not wait for any.
     """
     asked_by: Mapped[str | None]
-    """The worker that last requested the hosts."""
+    """The worker that last requested hosts for the study."""
     ended_at: Mapped[datetime | None] = mapped_column(index=True)
 
 
 class DeletedUsageRow(Base):
-    """Usage of a deleted study: quotas and turns still count it until it is old."""
+    """Device time of a deleted study, which counts for quotas and for taking turns until it is too old."""
 
     __tablename__ = "deleted_usage"
 
@@ -65,7 +67,7 @@ class DeletedUsageRow(Base):
     owner_id: Mapped[str] = mapped_column(ForeignKey("users.user_id", ondelete="CASCADE"), index=True)
     device_seconds: Mapped[float]
     ended_at: Mapped[datetime] = mapped_column(index=True)
-    """End of the study, or its deletion if it had not ended."""
+    """Time at which the study ended, or at which it was deleted without having ended."""
 
 
 class WorkerRow(Base):
@@ -84,7 +86,7 @@ class WorkerRow(Base):
     """Slots that the worker may claim, as JSON: [["core", 0], ["cuda", 1]]."""
     isolation: Mapped[str]
     cluster: Mapped[str] = mapped_column(server_default="")
-    """Cluster whose hosts the worker reserves; empty for none, and until the cluster has reported its identity."""
+    """Cluster in which the worker reserves hosts; empty for none, and until the cluster has reported its identity."""
     version: Mapped[str]
     started_at: Mapped[datetime]
     heartbeat_at: Mapped[datetime] = mapped_column(index=True)
@@ -101,4 +103,4 @@ class ResourceSlotRow(Base):
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     study_id: Mapped[str | None] = mapped_column(ForeignKey("studies.study_id", ondelete="SET NULL"), index=True)
     fence: Mapped[int] = mapped_column(server_default="0")
-    """Fencing number of the claim that took the slot, which is free once that claim is over."""
+    """Fencing number of the claim that took the slot; the slot is free once that claim is over."""

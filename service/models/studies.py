@@ -135,9 +135,10 @@ class BreakdownRow(Base):
     category: Mapped[str] = mapped_column(primary_key=True, index=True)
     num_steps: Mapped[int]
     ns: Mapped[int]
-    """Nanoseconds over all `num_steps` profiled steps."""
+    """Time of the category over all `num_steps` profiled steps, in nanoseconds."""
     rescaled_ns: Mapped[int | None]
-    """Nanoseconds per step, rescaled to the unprofiled step; NULL where that is unknown."""
+    """Time of the category per step, in nanoseconds, rescaled to the unprofiled step; NULL where that step is unknown.
+    """
 
 
 class KernelStatsRow(Base):
@@ -156,7 +157,9 @@ class KernelStatsRow(Base):
 
 
 class GapStatsRow(Base):
-    """Totals of the gaps of one cause that end with one kernel; only those with the most time have rows."""
+    """Totals of the gaps with one cause before one kernel; only the pairs of cause and kernel with the most time have
+    rows.
+    """
 
     __tablename__ = "gap_stats"
 

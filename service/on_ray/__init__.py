@@ -1,1 +1,1 @@
-"""Studies whose hosts a Ray cluster reserves; the hosts run the same agents as in any study on several hosts."""
+"""Studies on hosts that a Ray cluster reserves; the hosts run the same agents as in any study on several hosts."""

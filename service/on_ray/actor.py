@@ -1,4 +1,5 @@
-"""The Ray actor that holds a reserved host. User code runs not in it, but in ranks, below the agent's trial servers.
+"""The Ray actor that holds a reserved host. It runs no user code: the host's agent starts trial servers, which start
+the ranks, and user code runs in these.
 
 If its node is lost, Ray restarts it on another one, and with it the agent, which connects to the driver.
 """

@@ -1,4 +1,4 @@
-"""The agent of a reserved host, a process of its own below Ray's actor: it carries out the driver's orders.
+"""The agent of a reserved host: a separate process, started by the Ray actor, that carries out the driver's orders.
 
 python -m steptune.service.on_ray.agent  < an AgentOrder as JSON
 """

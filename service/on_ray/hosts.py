@@ -1,4 +1,6 @@
-"""Hosts of a study from a Ray cluster, as the driver sees them: the reservation's process and its reports."""
+"""Hosts of a study from a Ray cluster, as the driver sees them: the process that holds the reservation, and its
+reports.
+"""
 
 from __future__ import annotations
 
@@ -123,8 +125,8 @@ class Reservation:
         self._check()
 
     def keep(self) -> None:
-        """Reserve the hosts again if the reservation is lost, for instance with the cluster's head. Called while hosts
-        are missing.
+        """Reserve the hosts again if the reservation is lost, for instance because the cluster's head node failed.
+        Called while hosts are missing.
 
         Raises:
             RunnerError: Another attempt is useless.
@@ -181,8 +183,8 @@ class Reservation:
             self._process.stdin.flush()
 
     def _events(self, timeout_s: float) -> list[Event]:
-        """Return the events that the reservation's process has reported. Its end counts as a failure, unless it has
-        reported a failure itself.
+        """Return the events that the reservation's process has reported. The end of that process counts as a failure,
+        unless the process has reported one itself.
         """
         if self._process is None:
             return []
@@ -327,5 +329,5 @@ def ranks_of_each(study: Study) -> int:
     """
     ranks, hosts = study.settings.num_ranks, study.settings.num_hosts
     if ranks % hosts:
-        raise ChoiceError(f"the number of ranks must be a multiple of the {hosts} hosts, got {ranks}")
+        raise ChoiceError(f"the number of ranks must be a multiple of the number of hosts ({hosts}), got {ranks}")
     return ranks // hosts

@@ -30,11 +30,12 @@ from steptune.tuner.errors import PlatformError
 from steptune.tuner.wording import counted
 
 HEAD = "node:__internal_head__"
-"""A resource that Ray gives to the node of a cluster's head, and to no other."""
+"""Resource that Ray gives to the head node of a cluster, and to no other node."""
 LOOK_S = 0.5
 ACTOR_START_S = 120.0
 LEAVE_S = 10.0
-"""Maximum seconds for agents to remove their files after the study; twice as many if the driver did not report its end.
+"""Maximum seconds for agents to remove their files after the study; twice as many if the driver did not report the end
+of the study.
 """
 STRANGER_S = 60.0
 CONNECTED, REFUSED = 0, 3
@@ -158,7 +159,7 @@ class Reservation:
         return Waiting(text=text, can_be_met=can_be_met, cluster=self._cluster())
 
     def _cluster(self) -> str:
-        """Return the identity of the cluster, the same on all of its nodes; empty while its head is not known."""
+        """Return the identity of the cluster, the same on all of its nodes; empty while its head node is not known."""
         heads = [node["NodeID"] for node in self._ray.nodes() if node["Alive"] and HEAD in node["Resources"]]
         return heads[0] if heads else ""
 

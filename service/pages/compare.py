@@ -63,7 +63,7 @@ def compare_page(request: Request, principal: Reader, a: SideName = "", b: SideN
 
 
 def _version(service: Services, principal: Principal, reference: str) -> Hashable:
-    """Return the version of a study that is compared.
+    """Return the version of a referenced study or trial; a trial's version is that of its study.
 
     Raises:
         RefusalError: There is no such study or trial, or it is another user's.

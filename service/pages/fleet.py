@@ -16,14 +16,14 @@ from steptune.service.queries.versions import fleet_version
 from steptune.tuner.records import StudyState
 
 NUM_RESERVATIONS = 50
-"""Maximum number of studies holding devices, and of studies waiting for some, that the page lists."""
+"""Maximum number of listed studies that hold devices, and of listed studies that wait for devices."""
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 
 @router.get("/fleet")
 def fleet_page(request: Request, principal: Reader) -> Response:
-    """Show the overview: of all studies for administrators, of a user's own for others. Reservations are the present
-    ones.
+    """Show the overview: administrators see all studies, other users see their own. The reservations are those of this
+    moment.
     """
     service = services(request)
     owner_id = None if principal.is_admin else principal.user_id

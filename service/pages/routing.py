@@ -36,7 +36,9 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class PageRoute(APIRoute):
-    """A route whose refusals are pages; a reader who is not logged in gets the login page, which leads back here."""
+    """A route that answers refusals with HTML pages; a reader who is not logged in gets the login page, which leads
+    back to the requested page.
+    """
 
     def get_route_handler(self) -> Handler:
         handle = super().get_route_handler()
@@ -66,7 +68,7 @@ class PageRoute(APIRoute):
 
 
 def site_of(request: Request, principal: Principal | None = None) -> Site:
-    """Return the site of the page of this request."""
+    """Return the `Site` for the page of this request: base path, user, CSRF token, and permission to submit studies."""
     access: Access = request.app.state.access
     cookie = session_cookie(request, access.proxies)
     with_session = principal is not None and principal.method is Method.SESSION and cookie is not None
@@ -102,7 +104,7 @@ def shared_page(
     context: Callable[[Site], Mapping[str, Any]],
     last_event: int = 0,
 ) -> Response:
-    """Send a page that is rendered once for all readers, until the version of its content changes.
+    """Send a page that all readers share; it is rendered again only when the version of its content has changed.
 
     Args:
         key: Identity of the page; the reader's rights from `site` are added to it.

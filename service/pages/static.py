@@ -40,7 +40,7 @@ def static_file(request: Request, file_name: str) -> Response:
 
 @router.get("/favicon.ico")
 def favicon() -> Response:
-    """Send the icon for which browsers ask by themselves, beside any page that is not HTML."""
+    """Send the favicon, which browsers request by themselves when they show a response that is not HTML."""
     return Response(
         asset_text("icon.svg"), headers={"Cache-Control": "public, max-age=86400"}, media_type="image/svg+xml"
     )

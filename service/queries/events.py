@@ -27,8 +27,8 @@ _FLOORS = select(func.array_agg(cast(_LOCKS.c.objid, BigInteger))).where(
     _LOCKS.c.classid == EVENT_NUMBERS,
     _LOCKS.c.objsubid == 2,
 )
-"""Statement that returns the numbers in the locks of `steptune.service.store.write_event`, for all open transactions
-that hold one.
+"""Query that returns the numbers in the advisory locks of `steptune.service.store.write_event`, one for each open
+transaction that holds such a lock.
 """
 
 ENDED = (StudyState.COMPLETED.value, StudyState.FAILED.value, StudyState.CANCELLED.value)
@@ -52,7 +52,8 @@ class OwnedEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class Horizon:
-    """Newest committed event of all studies, and the last event up to which events can be delivered in order.
+    """Number of the newest committed event, and the number up to which no further event can be committed, over all
+    studies.
 
     Attributes:
         newest: The highest number that is committed.
@@ -65,7 +66,8 @@ class Horizon:
 
 
 def horizon(engine: Engine) -> Horizon:
-    """Return the horizon of events at this moment.
+    """Return the numbers of the newest committed event and of the last event up to which no further one can be
+    committed.
 
     SQLite has one writer at a time, so numbers are committed in their order. On PostgreSQL a transaction may commit
     after one that drew a later number. Each holds a lock from before it draws its number until after its commit, which
@@ -83,7 +85,7 @@ def horizon(engine: Engine) -> Horizon:
 
 
 def _nearest(number: int, remainder: int) -> int:
-    """Return the number with this remainder that is nearest to a given number."""
+    """Return the number nearest to `number` that has this remainder modulo `NUMBERS_MODULO`."""
     half = NUMBERS_MODULO // 2
     return number + (remainder - number + half) % NUMBERS_MODULO - half
 

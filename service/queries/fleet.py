@@ -1,4 +1,4 @@
-"""Aggregates over all studies for the overview, computed by the database; of single studies only the gains are read.
+"""Aggregates over all studies for the overview, computed by the database. Only the gains are read for each study.
 
 Studies are summed in blocks, by the last character of their ids, which is random. A process caches the sums:
 after a change it recomputes only the blocks whose studies changed.
@@ -21,14 +21,16 @@ from steptune.service.models import HardwareProfileRow, QueueEntryRow, Recommend
 from steptune.service.queries.versions import block_of, block_versions
 
 NUM_OWNERS = 64
-"""Maximum owners whose sums a process caches; the least recently used are dropped first."""
+"""Maximum number of owners for whom a process caches sums; the least recently used are dropped first."""
 _decode = msgspec.json.Decoder(tuple[float, ...]).decode
 _SECONDS = func.coalesce(QueueEntryRow.device_seconds, RecommendationRow.tuning_s, 0.0)
 
 
 @dataclass
 class Block:
-    """Cached sums of one block of studies, with the version of these sums."""
+    """Cached sums over the studies of one block, with the version of the sums. A block contains the studies whose ids
+    end with the same character.
+    """
 
     version: Hashable
     studies: list[FleetStudies]
@@ -42,7 +44,9 @@ class FleetSums:
         self._owners: Kept[dict[str, Block]] = Kept(NUM_OWNERS)
 
     def read(self, engine: Engine, owner_id: str | None) -> tuple[list[FleetStudies], list[FleetParts]]:
-        """Return the groups of a user's studies, or of all, and the outcomes of each strategy in them."""
+        """Return a user's studies, or all studies, grouped by common properties, and the outcomes of each strategy in
+        these studies.
+        """
         versions = block_versions(engine, owner_id)  # before the sums, which are of this version or a later one
         kept = self._owners.get(owner_id) or {}
         blocks = {name: kept[name] for name, version in versions.items() if _is_of(kept.get(name), version)}
@@ -114,7 +118,7 @@ def _parts(dialect: str, owned: bool) -> Select[*tuple[Any, ...]]:
 
 
 def _members(owned: bool) -> Select[*tuple[Any, ...]]:
-    """Select the ids of the studies of some blocks."""
+    """Select the ids of the studies in the blocks of the parameter `blocks`, of one owner if `owned` is true."""
     members = select(StudyRow.study_id).where(block_of(StudyRow.study_id).in_(bindparam("blocks", expanding=True)))
     return members.where(StudyRow.owner_id == bindparam("owner_id")) if owned else members
 

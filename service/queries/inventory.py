@@ -1,4 +1,4 @@
-"""Hardware of workers and studies, and the number of studies that wait for it."""
+"""Hardware of workers and studies, and the number of studies in each state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ def num_studies_by_state(engine: Engine) -> dict[str, int]:
 
 
 def list_hardware(engine: Engine, *, limit: int, after: str | None) -> list[HardwareSummary]:
-    """Return hardware profiles by fingerprint; one more than `limit` where there are more."""
+    """Return hardware profiles in the order of their fingerprints: up to `limit` + 1, so that the caller sees if there
+    are more.
+    """
     query = select(HardwareProfileRow).order_by(HardwareProfileRow.fingerprint).limit(limit + 1)
     if after is not None:
         query = query.where(HardwareProfileRow.fingerprint > after)

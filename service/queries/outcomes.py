@@ -39,7 +39,9 @@ def list_findings(
 
 
 def list_decisions(engine: Engine, study_id: str, *, limit: int, after: int | None) -> list[tuple[int, Any]]:
-    """List decisions with their sequence, in the order of the search; one more than `limit` where there are more."""
+    """List decisions with their sequence, in the order of the search: up to `limit` + 1, so that the caller sees if
+    there are more.
+    """
     query = (
         select(DecisionRow.sequence, DecisionRow.record)
         .where(DecisionRow.study_id == study_id)
@@ -66,7 +68,9 @@ def recommendation_of(engine: Engine, study_id: str) -> Recommendation | None:
 def list_artifacts(
     engine: Engine, *, study_id: str | None = None, trial_id: str | None = None, limit: int, after: int | None
 ) -> list[ArtifactInfo]:
-    """Return the files of a study and of its trials, or of one trial; one more than `limit` where there are more."""
+    """Return the files of a study and of its trials, or of one trial: up to `limit` + 1, so that the caller sees if
+    there are more.
+    """
     query = select(ArtifactRow).order_by(ArtifactRow.artifact_id).limit(limit + 1)
     if study_id is not None:
         query = query.where(ArtifactRow.study_id == study_id)

@@ -1,5 +1,5 @@
-"""Queries that return many rows as one value: drivers release the interpreter lock for every row, which costs threads
-more time than the rows.
+"""Queries that return many rows as one value. Drivers release the interpreter lock for every row, which in a process
+with several threads takes longer than reading the rows.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ NumberedRow = type[KernelStatsRow] | type[GapStatsRow] | type[CollectiveStatsRow
 def list_numbered(
     engine: Engine, kind: NumberedRow, trial_id: str, *, limit: int, after: int | None
 ) -> list[tuple[int, Any]]:
-    """Return a trial's records numbered above `after`, with their numbers; one more than `limit` where there are
-    more.
+    """Return a trial's records of one kind (kernels, gaps, collectives or findings) with numbers above `after`, each
+    with its number: up to `limit` + 1, so that the caller sees if there are more.
     """
     given = {"trial_id": trial_id, "after": -1 if after is None else after, "limit": limit + 1}
     with querying(engine) as connection:
@@ -29,7 +29,7 @@ def list_numbered(
 
 
 def breakdown_of(engine: Engine, trial_id: str) -> TrialBreakdown:
-    """Return a trial's breakdown, read from its few rows. The trial's record holds every step, and would take longer to
+    """Return a trial's breakdown from its own few rows; the trial's record holds every step, and would take longer to
     read.
     """
     by_device: dict[tuple[int, str, int], list[tuple[str, int, int | None]]] = {}

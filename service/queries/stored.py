@@ -31,7 +31,9 @@ def value_of(part: Any) -> Any:
 
 
 def message(kind: type[AnyRecord], source: object, **given: Any) -> AnyRecord:
-    """Build a message from the equally named fields of the source, except for those given. Times become text."""
+    """Build a message from the given fields and, for all others, from the source's fields of the same names. Times
+    become text.
+    """
     values = shared(kind.__struct_fields__, [source], given)
     return kind(**{name: iso(value) if isinstance(value, datetime) else value for name, value in values.items()})
 

@@ -46,7 +46,9 @@ class Owner(NamedTuple):
 
 
 def list_studies(engine: Engine, wanted: StudyFilter, *, limit: int, before: str | None) -> list[StudySummary]:
-    """Return studies with ids below `before`, the newest first; one more than `limit` if there are more."""
+    """Return studies with ids below `before`, the newest first: up to `limit` + 1, so that the caller sees if there are
+    more.
+    """
     given = {name: value for name, value in dataclasses.asdict(wanted).items() if value is not None}
     if before is not None:
         given["before"] = before
@@ -95,7 +97,7 @@ def change_study(
     tags: Sequence[str] | None = None,
     notes: str | None = None,
 ) -> None:
-    """Change the fields of a study for which the given value is not None.
+    """Change those fields of a study for which a value is given; None leaves a field unchanged.
 
     Args:
         version: Version that the study must have; None for any.
@@ -122,7 +124,7 @@ def change_study(
 
 
 def packed_tags(tags: Sequence[str]) -> str:
-    """Return tags in the stored form, each between spaces and none twice."""
+    """Return tags in the form in which they are stored: without duplicates, each between spaces."""
     return f" {' '.join(dict.fromkeys(tags))} " if tags else ""
 
 
@@ -179,7 +181,7 @@ _FILTERS = {
 
 @functools.cache
 def _listing(given: frozenset[str]) -> Select[*tuple[Any, ...]]:
-    """Return the statement of a list with these filters, with or without `before`."""
+    """Return the SQL query that lists studies with these filters, including `before` if it is among them."""
     # The same ids, from the table whose index has the filter before them.
     study_id = QueueEntryRow.study_id if "workload_id" in given else StudyRow.study_id
     query = _SUMMARIES.where(*(column == bindparam(name) for name, column in _FILTERS.items() if name in given))

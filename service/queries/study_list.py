@@ -154,9 +154,13 @@ def _decode(cursor: str) -> tuple[Any, str]:
         found = json.loads(base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True))
         value, study_id = found
     except (binascii.Error, ValueError, TypeError):
-        raise ValueError(f"{cursor!r} is not a position in this list") from None
+        raise ValueError(
+            f"the cursor {cursor!r} is not a position in this list: take it from the previous page, or leave it out"
+        ) from None
     if not isinstance(value, str | float | int) or not isinstance(study_id, str):
-        raise ValueError(f"{cursor!r} is not a position in this list")
+        raise ValueError(
+            f"the cursor {cursor!r} is not a position in this list: take it from the previous page, or leave it out"
+        )
     return value, study_id
 
 

@@ -41,8 +41,8 @@ _COLUMNS = (
 def list_trials(
     engine: Engine, study_id: str, *, state: str | None, limit: int, after: int | None
 ) -> list[TrialSummary]:
-    """List trials in the order in which they began, from the sequence above `after`; one more than `limit` if there are
-    more.
+    """List trials with sequence numbers above `after`, in the order in which they began: up to `limit` + 1, so that the
+    caller sees if there are more.
     """
     given = {"study_id": study_id, "state": state, "after": after, "limit": limit + 1}
     given = {name: value for name, value in given.items() if value is not None}
@@ -52,8 +52,8 @@ def list_trials(
 
 
 def whole_study(engine: Engine, study_id: str, *, state: str | None = None) -> tuple[Study, list[Trial]] | None:
-    """Return the records of a study and of its trials, or of its trials in one state, in the order in which they
-    began.
+    """Return the record of a study and the records of its trials, or only of its trials in the given state; trials are
+    in the order in which they began.
     """
     query = select(TrialRow).where(TrialRow.study_id == study_id).order_by(TrialRow.sequence)
     if state is not None:
@@ -119,7 +119,7 @@ _ATTEMPTS = (
 
 @functools.cache
 def _listing(given: frozenset[str]) -> Select[*tuple[Any, ...]]:
-    """Return the statement of a list with a state and `after`, or without."""
+    """Return the SQL query that lists a study's trials, restricted by `state` and `after` if they are given."""
     query = select(*_COLUMNS).where(TrialRow.study_id == bindparam("study_id"))
     if "state" in given:
         query = query.where(TrialRow.state == bindparam("state"))

@@ -14,7 +14,9 @@ from steptune.tuner.records import StudyState
 
 
 def block_of(study_id: ColumnElement[str] | InstrumentedAttribute[str]) -> ColumnElement[str]:
-    """Return the last character of a study's id: it is random, so that studies are spread evenly over 32 blocks."""
+    """Return the block of a study: the last character of its id, which is random, so that studies are spread evenly
+    over 32 blocks.
+    """
     return func.substr(study_id, func.length(study_id))
 
 
@@ -83,7 +85,9 @@ def fleet_version(engine: Engine, owner_id: str | None) -> Hashable:
 
 
 def block_versions(engine: Engine, owner_id: str | None) -> dict[str, Hashable]:
-    """Return, for each block, the version of the studies that an overview shows, as in `fleet_version`."""
+    """Return the versions of the blocks of studies that an overview shows, by block. A version has the same meaning as
+    in `fleet_version`.
+    """
     asked = (_BLOCKS, {}) if owner_id is None else (_OWN_BLOCKS, {"owner_id": owner_id})
     with querying(engine) as connection:
         num_profiles = connection.scalar(_NUM_PROFILES)

@@ -53,7 +53,7 @@ def add_workload(
 
 
 def list_workloads(engine: Engine, owner_id: str | None, *, limit: int, before: str | None) -> list[WorkloadInfo]:
-    """Return the newest workloads first; one more than `limit` where there are more."""
+    """Return workloads, the newest first: up to `limit` + 1, so that the caller sees if there are more."""
     query = select(WorkloadSourceRow).order_by(WorkloadSourceRow.source_id.desc()).limit(limit + 1)
     if owner_id is not None:
         query = query.where(WorkloadSourceRow.owner_id == owner_id)
@@ -78,7 +78,7 @@ def delete_workload(engine: Engine, source_id: str) -> None:
     with writing(engine) as session:
         row = session.get(WorkloadSourceRow, source_id, with_for_update=True)  # no study refers to it from now on
         if session.scalar(select(exists().where(QueueEntryRow.source_id == source_id))):
-            raise StateConflictError(f"studies refer to workload {source_id}: delete them first")
+            raise StateConflictError(f"studies refer to workload {source_id}: delete these studies first")
         if row is not None:
             session.delete(row)
 

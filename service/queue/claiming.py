@@ -41,7 +41,7 @@ from steptune.tuner.workloads.reference import COMMAND
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """The next study of a user that a worker could run."""
+    """A user's next study, among those that the worker could run."""
 
     study_id: str
     owner_id: str | None
@@ -140,7 +140,7 @@ def num_free_devices(session: Session, offer: WorkerOffer, now: datetime, withou
 
 
 def taken_slots(session: Session, host_id: str, now: datetime, without: str | None = None) -> set[Slot]:
-    """Return the slots of a host that live claims of studies other than `without` hold; slots of dead claims are
+    """Return the slots of a host that are held by live claims of any study except `without`. Slots of dead claims are
     free.
     """
     alive = exists().where(

@@ -19,13 +19,13 @@ from steptune.tuner.records import Study, StudyState
 from steptune.tuner.store_rules import decode
 
 _BOTH: dict[str, Any] = {"of": (QueueEntryRow, StudyRow), "skip_locked": True}
-"""Options that lock both rows: PostgreSQL repeats the conditions on a row that another transaction has changed only if
-the row is locked.
+"""Options that lock the rows of the study and of its queue entry: PostgreSQL checks the conditions again on a row that
+another transaction has changed only if the query locks that row.
 """
 
 
 def anything_to_do(now: datetime) -> Select[int]:
-    """Return a query that finds a row if a study can be claimed, or a claim of a dead worker ended."""
+    """Return a query that finds a row if there is a study to claim, or a claim of a dead worker to end."""
     over = QueueEntryRow.lease_until <= now  # also of a study that had ended: its claim is ended beside
     query = select(literal(1)).select_from(StudyRow)
     return (
@@ -34,7 +34,7 @@ def anything_to_do(now: datetime) -> Select[int]:
 
 
 def one_claim_at_a_time(session: Session) -> None:
-    """Wait until no other transaction claims; SQLite has one writer anyway."""
+    """Take the lock that lets one transaction at a time claim studies; SQLite allows only one writer anyway."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(select(func.pg_advisory_xact_lock(advisory_locks.CLAIMS)))
 

@@ -1,4 +1,4 @@
-"""Precedence of studies on a cluster whose hosts workers reserve.
+"""Precedence among studies that wait for hosts of the same cluster.
 
 A cluster keeps no host free for a study that needs several, while others take each one that becomes free. So the
 workers do: while a study is due on their cluster, none of them begins another one there, unless an administrator gave
@@ -97,8 +97,8 @@ def due_on(
 
 
 def keep_wait(entry: QueueEntryRow, worker_id: str, now: datetime, *, can_be_met: bool) -> None:
-    """Record the start of a study's wait for hosts, and the worker that last requested them. Nothing is recorded where
-    the nodes can never meet that worker's request, of which its own node is the first.
+    """Record when a study began to wait for hosts, and which worker last requested them. Record no wait if the
+    cluster's present nodes can never meet that worker's request, in which the first host is the worker's own node.
     """
     if not can_be_met and entry.asked_by not in (None, worker_id):
         return
@@ -112,7 +112,7 @@ def end_wait(entry: QueueEntryRow) -> None:
 
 
 def join_cluster(session: Session, worker_id: str, cluster: str) -> None:
-    """Record the cluster whose hosts a worker reserves, if the cluster has reported its identity."""
+    """Record the cluster in which a worker reserves hosts, if the cluster has reported its identity."""
     if not cluster:
         return
     known = update(WorkerRow).where(WorkerRow.worker_id == worker_id, WorkerRow.cluster != cluster)

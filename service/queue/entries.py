@@ -66,7 +66,9 @@ def is_held(entry: QueueEntryRow, now: datetime) -> bool:
 
 
 def is_of_command_line(study: StudyRow, entry: QueueEntryRow) -> bool:
-    """Say whether a command runs the study: it was stopped in the service, and resumed with `steptune resume`."""
+    """Say whether a submitted study is being run by a command (`steptune resume`, after the service stopped it), not by
+    a worker.
+    """
     return study.state == StudyState.RUNNING.value and entry.lease_until is None
 
 
@@ -92,8 +94,8 @@ def wished(entry: QueueEntryRow, state: StudyState) -> StudyState:
 
 
 def account(entry: QueueEntryRow, now: datetime) -> None:
-    """Add the device time of a claim to the queue entry: the time for which the claim held hosts, up to the end of its
-    lease, times their devices. A claim that only waited for a reservation adds none.
+    """Add the device time of a claim to the queue entry: the number of devices, times the time for which the claim held
+    them, up to the end of its lease. A claim that only waited for a reservation adds none.
     """
     if entry.claimed_at is not None and entry.lease_until is not None:
         held = (min(now, entry.lease_until) - entry.claimed_at).total_seconds()

@@ -17,8 +17,8 @@ BEGUN = (StudyState.QUEUED, StudyState.RUNNING)
 AND = " and "
 """Separator between the places of several hosts in one text."""
 OVER_HOSTS = " over hosts"
-"""Suffix of the device kind that a study over several hosts requires. Versions that know only one host compare the
-whole text with their own kind, and so leave such a study alone.
+"""Suffix of the device kind that a study over several hosts requires. Older versions of Steptune, which support only
+one host, compare the whole text with their own kind, and so leave such a study alone.
 """
 ENDED = (StudyState.COMPLETED, StudyState.FAILED, StudyState.CANCELLED)
 """States of ended studies; a study leaves them only if a user resumes it."""
@@ -51,9 +51,9 @@ class QueueEntry(Record):
     """Number of devices on each host."""
     num_hosts: int
     place: str
-    """Hashed hosts, and devices, that the last claim took."""
+    """Hosts (as hashes) that the last claim took, with their devices."""
     waits_for: str
-    """Reason why no worker runs the study, for its user; empty where one does, or none has to."""
+    """Reason why the study waits, in words for its user; empty if it does not wait."""
     requested: str
     """Pending request of the user to the worker: "", "cancel" or "pause"."""
     worker_id: str | None
@@ -101,7 +101,7 @@ class WorkerInfo(Record):
     started_at: datetime
     heartbeat_at: datetime
     cluster: str = ""
-    """Cluster whose hosts the worker reserves; empty for none, and while it is not known."""
+    """Cluster in which the worker reserves hosts; empty for none, and while the cluster's identity is not known."""
     study_id: str | None = None
     """The study that the worker holds."""
 
@@ -142,7 +142,9 @@ class WorkerOffer(Record):
         return len(self.gpus) if self.profile.device_kind == CUDA else 1
 
     def slots_for(self, num_devices: int) -> tuple[Slot, ...]:
-        """Return the slots of a study with this number of devices."""
+        """Return the slots that a study with this number of devices takes: all cores of the worker, and that many of
+        its GPUs.
+        """
         gpus = self.gpus[:num_devices] if self.profile.device_kind == CUDA else ()
         return (*(Slot(kind=CORE, number=n) for n in self.cores), *(Slot(kind=CUDA, number=n) for n in gpus))
 

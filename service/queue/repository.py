@@ -51,10 +51,12 @@ LEASE_S = 60.0
 HOSTS_WAIT_S = 600.0
 """Default seconds that a study waits for hosts taken by others, before it goes first on its cluster."""
 MAX_LOSSES = 5
-"""Default maximum of consecutive workers that may die with a study, without a complete trial, before it fails."""
+"""Default number of workers that may die in succession while they run a study, without completing a trial, before the
+study fails.
+"""
 FORGET_WORKERS = timedelta(days=1)
 _SAME = QueueEntryRow.version
-"""Expression that leaves the version unchanged: a heartbeat changes nothing that a reader sees."""
+"""SQL expression that leaves a row's version unchanged, because a heartbeat changes nothing that readers see."""
 
 
 class StudyQueue:
@@ -357,7 +359,7 @@ class StudyQueue:
             return any(candidate.owner_id not in resting for candidate in others)
 
     def say_waiting(self, lease: Lease, why: str, *, cluster: str = "", can_be_met: bool = False) -> None:
-        """Record what a study waits for until a cluster has reserved its devices.
+        """Record why a study is still waiting for a cluster to reserve its devices.
 
         Args:
             cluster: Identity of the cluster; empty where it could not be asked.
@@ -392,7 +394,7 @@ class StudyQueue:
 
     def begin(self, lease: Lease, place: str, *, cluster: str = "") -> str:
         """Begin a study whose devices a cluster has reserved: it runs, and uses device time, from now on. Also called
-        when the cluster has lost or replaced some devices, whose time counts until then.
+        when the cluster has lost or replaced some devices; their time so far is then added to the study's device time.
 
         Args:
             place: Hosts and devices.
@@ -443,7 +445,7 @@ class StudyQueue:
             return session.scalar(alive) or 0
 
     def heartbeat(self, lease: Lease, *, draining: bool = False) -> str:
-        """Extend a lease, and the life of its worker.
+        """Extend a lease, and record that its worker is alive.
 
         Args:
             draining: Whether the worker takes no further study.

@@ -14,7 +14,7 @@ from steptune.tuner.records import StudyState
 
 
 def check_requirements(kind: str | None, hardware: str | None, num_devices: int) -> None:
-    """Check requirements of a study on its worker.
+    """Check what a study requires of its worker: device kind, hardware and number of devices.
 
     Raises:
         ChoiceError: No worker can ever meet them.

@@ -84,7 +84,9 @@ _NUM_HOSTS_HELD = 1 + (
 
 
 def num_hosts(session: Session) -> ColumnElement[int]:
-    """Return the number of hosts of a study; studies of older versions state none, and have one."""
+    """Return the SQL expression for the number of hosts of a study: 1 for studies of older versions, which do not state
+    it.
+    """
     is_postgresql = session.get_bind().dialect.name == "postgresql"
     record = cast(StudyRow.record, JSON) if is_postgresql else type_coerce(StudyRow.record, JSON)
     return func.coalesce(record["settings"]["num_hosts"].as_integer(), 1)

@@ -81,8 +81,12 @@ class Settings(AccessSettings, QueueSettings, IsolationSettings, BaseSettings):
     shutdown_timeout_s: float = Field(
         default=20.0, gt=0, description="Seconds that running requests have to finish when the server is told to stop."
     )
-    max_body_bytes: int = Field(default=1 << 20, gt=0, description="Largest body of a request that is not an upload.")
-    max_upload_bytes: int = Field(default=256 << 20, gt=0, description="Largest uploaded workload, file or archive.")
+    max_body_bytes: int = Field(
+        default=1 << 20, gt=0, description="Maximum bytes of the body of a request, except for uploads."
+    )
+    max_upload_bytes: int = Field(
+        default=256 << 20, gt=0, description="Maximum bytes of an uploaded workload (file or archive)."
+    )
     event_poll_s: float = Field(
         default=0.25, gt=0, description="Seconds between queries of the database for new events."
     )
@@ -129,7 +133,8 @@ def is_secret(name: str) -> bool:
 
 
 def load_settings(**given: Any) -> Settings:
-    """Load the settings; those that a command was given take precedence over all others.
+    """Load the settings. Values given here, such as a command's flags, take precedence over the environment and the
+    `.env` file.
 
     Raises:
         ChoiceError: A setting is invalid; the message names it.

@@ -63,7 +63,9 @@ class AccessSettings(BaseModel):
     )
     oidc_scopes: str = Field(default="openid email", description="Scopes that the service requests from that provider.")
     oidc_user_claim: str = Field(
-        default="email", description="Claim that contains the user's name; an e-mail address must be verified."
+        default="email",
+        description="Claim that contains the user's name; if it is `email`, the provider must have verified the "
+        "address.",
     )
     token_days: float = Field(default=90, gt=0, description="Default lifetime of a token in days.")
     token_recheck_s: float = Field(
@@ -158,7 +160,9 @@ class AccessSettings(BaseModel):
         if self.oidc_issuer and not self.oidc_client_id:
             raise ValueError("oidc_issuer needs oidc_client_id")
         if self.oidc_issuer and not self.public_url:
-            raise ValueError("oidc_issuer needs public_url: the provider sends browsers back there")
+            raise ValueError(
+                "oidc_issuer needs public_url: after the login, the provider sends browsers back to that address"
+            )
         if self.insecure_no_auth and (self.proxy_user_header or self.oidc_issuer):
             raise ValueError(
                 "insecure_no_auth and a login (proxy_user_header, oidc_issuer) contradict each other: set only one "
@@ -173,7 +177,7 @@ class AccessSettings(BaseModel):
 
 
 def none_if_empty(value: object) -> object:
-    """Return None for an empty secret, which `NAME=` in a settings file means, else the secret."""
+    """Return the secret, or None if it is empty, as in a settings file with the line `NAME=`."""
     text = value.get_secret_value() if isinstance(value, SecretStr) else value
     return None if isinstance(text, str) and not text.strip() else value
 

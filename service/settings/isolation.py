@@ -11,8 +11,8 @@ class IsolationSettings(BaseModel):
     isolation: str | None = Field(
         default=None,
         description="Isolation of trials from this machine: none, limits, bubblewrap, or strongest (bubblewrap, else "
-        "limits; never none). The default is none for commands that a user types. For a worker it is "
-        "strongest: unless none is set, a worker must separate the users of the service.",
+        "limits; never none). The default is none for commands that a user types. The default "
+        "for a worker is strongest, because a worker must separate the users of the service unless none is set.",
     )
     isolation_network: bool = Field(
         default=False, description="Let isolated trials use the network; loopback is always allowed."

@@ -38,7 +38,7 @@ def parse_scopes(text: str) -> frozenset[Scope]:
     words = text.replace(",", " ").split()
     unknown = sorted(set(words) - {scope.value for scope in Scope})
     if unknown or not words:
-        found = f"{', '.join(map(repr, unknown))} is no scope" if unknown else "no scope is given"
+        found = f"{', '.join(map(repr, unknown))} is no scope" if unknown else "at least one scope is required"
         raise ChoiceError(f"{found}: name some of {', '.join(Scope)}")
     return frozenset(map(Scope, words))
 

@@ -73,8 +73,8 @@ class LeaseKeeper:
         self._beats.join(self._heartbeat_s)  # it may wait for a database that does not answer
 
     def drain(self, deadline_s: float) -> None:
-        """Drain the worker: no new trials start, and running trials may continue until `deadline_s` on the clock of
-        `now_s`. The next heartbeat reports it.
+        """Drain the worker: no new trials start, and running trials may continue until `deadline_s`, a time of the
+        clock `now_s`. The next heartbeat reports that the worker drains.
 
         Called from signal handlers: sets values and takes no lock.
         """
@@ -117,7 +117,7 @@ class LeaseKeeper:
             raise _interrupt("")
 
     def persist(self, ask: Callable[[], Answer]) -> Answer:
-        """Query the database, with retries while it is busy or restarts, as long as the lease lasts.
+        """Query the database; while it is busy or restarting, retry for as long as the lease lasts.
 
         Raises:
             LeaseLostError: The lease is over.

@@ -72,9 +72,9 @@ LOOKS_PER_S = 20.0
 LONGEST_POLL_S = 15.0
 """Maximum seconds between polls of a worker: it may be the only one that can run a new study."""
 PROGRESS_S = 10.0
-"""Seconds between progress events; news of the search are sent at once."""
+"""Seconds between progress events; news of the search is sent at once."""
 LOOK_S = 0.2
-"""Seconds between a waiting worker's checks whether it must stop."""
+"""Seconds after which a waiting worker checks again whether it must stop."""
 _PASSING = (StoreUnavailableError, StorageFullError)
 """Transient errors, which never count as a failure of the worker: a full disk is cleared, and a store becomes reachable
 again.
@@ -143,7 +143,8 @@ class Worker:
         self._asked_at_s = self._alone_at_s = 0.0
 
     def stop(self, *, within_s: float) -> None:
-        """Stop after the running trials, which may take `within_s`; then return the study to the queue.
+        """Stop once the running trials have ended, for which they have `within_s` seconds; then return the study to the
+        queue.
 
         Called from signal handlers: sets values and takes no lock.
         """
@@ -174,7 +175,7 @@ class Worker:
     # --- between studies -------------------------------------------------------------------------
 
     def _next(self) -> tuple[Claim | None, float]:
-        """Claim a study, if there is one, and return the claim with the time just before it, from which the lease
+        """Claim a study, if there is one. Return the claim and the time just before it was made, from which the lease
         counts.
         """
         try:
@@ -294,7 +295,7 @@ class Worker:
         except StudyInterrupt as interrupt:
             return Outcome(state=interrupt.state)
         except KeyboardInterrupt:
-            return Outcome(state=StudyState.CANCELLED, message="before the search had a new recommendation")
+            return Outcome(state=StudyState.CANCELLED, message="no new recommendation was found")
         except LeaseLostError:
             raise
         except HostsUnavailableError as error:
@@ -419,8 +420,8 @@ class Worker:
             yield found
 
     def _give_way(self, claim: Claim, lack: str) -> None:
-        """End the wait for hosts if another study can run now or goes first. Also end it if another worker is idle: a
-        study's first host is its worker's own, and the idle worker's host may be free.
+        """Stop waiting for hosts if another study can run now or goes first, or if another worker is idle. Because a
+        study's hosts include that of its worker, the idle worker may be able to start the study.
 
         Raises:
             HostsUnavailableError: One of these is the case.

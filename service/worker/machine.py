@@ -29,7 +29,9 @@ from steptune.tuner.trials.scratch import scratch_directory
 NO_GPUS = "none"
 WHOLE_GPUS = "workers claim whole GPUs"
 NVIDIA_SMI_TIMEOUT_S = 60
-"""Timeout of nvidia-smi in seconds: without persistence mode it makes the driver initialise every device."""
+"""Timeout of nvidia-smi in seconds; long, because without persistence mode nvidia-smi makes the driver initialise every
+device.
+"""
 
 
 def parse_numbers(text: str) -> tuple[int, ...]:
@@ -74,7 +76,7 @@ def use_gpus(gpus: str | None) -> None:
 
 def named_gpus(text: str) -> tuple[int, ...]:
     """Return the numbers of the GPUs that CUDA_VISIBLE_DEVICES names by number or UUID, in the order of that variable,
-    as in the profile.
+    which is also their order in the hardware profile.
 
     Where UUIDs are named, numbers are made to follow the PCI bus for all that this process starts, as the driver's do.
 

@@ -1,11 +1,13 @@
-"""Turns of the studies for which a worker's cluster had no hosts: other studies that can run go first."""
+"""Order in which a worker requests hosts for studies that could not get them from its cluster: studies that can run go
+first.
+"""
 
 from __future__ import annotations
 
 from steptune.service.worker.clock import now_s
 
 TURN_S = 60.0
-"""Seconds after which hosts for a study are requested again, although another study waits in its place."""
+"""Seconds for which a study whose hosts were not available lets other waiting studies go first."""
 PAUSE_S = 5.0
 """Seconds between two requests for the same study's hosts."""
 
@@ -32,12 +34,12 @@ class Waits:
 
     @property
     def recent(self) -> frozenset[str]:
-        """Return the studies that had their turn a short time ago."""
+        """Return the studies for which hosts were requested within the last `TURN_S` seconds."""
         return frozenset(study_id for study_id, tried_s in self._tried_s.items() if now_s() < tried_s + TURN_S)
 
     @property
     def due(self) -> list[str]:
-        """Return the studies for which hosts are requested again if no other study can run, the least recently tried
-        first.
+        """Return the studies for which to request hosts again if no other study can run, the one with the oldest
+        request first.
         """
         return [study_id for study_id, tried_s in self._tried_s.items() if now_s() >= tried_s + PAUSE_S]

@@ -91,7 +91,7 @@ def _of_other_device(recommendation: Recommendation) -> Recommendation:
     [
         pytest.param(_of_other_torch, "measured with torch 2.9.0, but this process has torch", id="torch"),
         pytest.param(_of_other_device, "measured on cuda (NVIDIA H100), but the script trains on cpu", id="device"),
-        pytest.param(lambda r: replace(r, num_ranks=2), "measured with 2 ranks, but there are 1", id="ranks"),
+        pytest.param(lambda r: replace(r, num_ranks=2), "measured with 2 ranks, but this job has 1", id="ranks"),
         pytest.param(
             lambda r: replace(r, environment_variables={"A_B": "1"}),
             "set this variable before the script starts",

@@ -88,7 +88,7 @@ def test_a_script_that_is_too_short_is_told_how_many_steps_are_needed(folder: Sc
     run = folder.profiled(sys.executable, folder.add("plain.py"), "--steps", "9")
 
     assert run.out.endswith("the end\n")
-    assert "ended after 9 steps; a recording needs 12 to" in run.profile.refusal
+    assert "ended after 9 steps; a recording needs 12 steps if" in run.profile.refusal
 
 
 def test_a_full_run_is_the_scripts_own_run(folder: ScriptFolder) -> None:

@@ -64,7 +64,7 @@ def test_links_out_of_the_folder_are_named_before_the_script_starts(folder: Scri
     done = run_in(folder, *STEPTUNE, "--", "sh", "-c", "exit 4")
 
     assert done.returncode == 4
-    assert "writes to the real files through checkpoints: these links lead out of this folder" in done.stderr
+    assert "writes to real files through links that lead out of this folder: checkpoints" in done.stderr
     assert "near" not in done.stderr
 
 

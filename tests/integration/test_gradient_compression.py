@@ -497,7 +497,7 @@ def test_a_reduction_that_fails_is_told_to_whoever_waits_for_it(ranks: Ranks) ->
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
-        ({"precision": {"level": "O2", "dtype": "bfloat16"}}, "already have 16 bits"),
+        ({"precision": {"level": "O2", "dtype": "bfloat16"}}, "16-bit gradients are too coarse"),
         ({"precision": {"level": "O1", "dtype": "float16"}}, "another loss scale"),
         ({"optimizer_algorithm": {"algorithm": "lamb"}}, "defined for SGD"),
         ({"optimizer_implementation": {"contiguous": True}}, "per parameter tensor"),

@@ -53,7 +53,7 @@ class TestInspection:
         [
             ("NanFromTheStart", "the loss of the first batch is nan", "check its data"),
             ("Detached", "does not depend on the model's parameters", "without detach() or no_grad()"),
-            ("Constant", "does not depend on any parameter", "no gradient reaches them"),
+            ("Constant", "does not depend on any parameter", "no parameter receives a gradient"),
             ("NotScalar", "a tensor of shape (8, 1)", "reduce it to a scalar"),
             ("NoParameters", "NoParameters.model() has no parameter", "requires a gradient"),
             ("DamagedInWorker", "ValueError: sample", "is damaged"),

@@ -154,7 +154,7 @@ class TestTraining:
             assert trained.losses == pytest.approx(train_alone(Deep).losses, rel=2e-5)
             assert trained.effects["sharding"] == (
                 True,
-                "5 FSDP units, of which a rank holds 50%; 1 units gathered ahead",
+                "5 FSDP units, sharded so that each rank holds 50% of the parameters; 1 units prefetched",
             )
 
     def test_hybrid_needs_hosts_of_one_size(self, ranks: Ranks) -> None:
@@ -415,7 +415,7 @@ class TestUnits:
     [
         ("full", {"precision": {"level": "O1", "dtype": "float16"}}, None),
         ("full", {"memory_format": {"layout": "channels_last"}}, "contiguous memory format"),
-        ("zero1", {"optimizer_implementation": {"contiguous": True}}, "one flat tensor"),
+        ("zero1", {"optimizer_implementation": {"contiguous": True}}, "flattens all parameters"),
         ("zero1", {"optimizer_algorithm": {"algorithm": "lamb"}}, "whole parameters"),
         ("full", {"gradient_compression": {"method": "int8"}}, "no hook for this compression"),
         ("full", {"gradient_compression": {"method": "bf16"}}, None),

@@ -100,7 +100,9 @@ class TestScopes:
         if Scope.ADMIN in user:
             assert effective == implied(token)
 
-    @pytest.mark.parametrize(("text", "match"), [("", "no scope is given"), ("read, root", "'root' is no scope")])
+    @pytest.mark.parametrize(
+        ("text", "match"), [("", "at least one scope is required"), ("read, root", "'root' is no scope")]
+    )
     def test_unknown_scopes_are_refused(self, text, match):
         with pytest.raises(ChoiceError, match=match):
             parse_scopes(text)

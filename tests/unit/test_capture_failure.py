@@ -57,7 +57,7 @@ class TestExplained:
                 r"aten::nonzero .*the shape of the result depends on device values.*torch\.where",
             ),
             (WAITING, "aten::index.Tensor", "the shape of the result depends on device values"),
-            (WAITING, "aten::_to_copy", "copies between host and device"),
+            (WAITING, "aten::_to_copy", "copies a tensor between host and device"),
             (WAITING, "", "the host waits for the device"),
             (CAPTURING, "", r"operation not permitted when stream is capturing \(.*the host waits for the device"),
             (GENERATOR, "", "random generator"),

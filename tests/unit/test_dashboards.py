@@ -318,7 +318,9 @@ class TestHeadline:
         interrupted = replace(study, state=StudyState.INTERRUPTED)
         assert sentence(inconclusive).endswith("more time on a quiet machine: submit it again with a budget of 15m.")
         assert sentence(not_searched).endswith("Submit it again with a budget of 20m.")
-        assert sentence(stopped, interrupted).endswith("Whoever may submit studies can resume it on this page.")
+        assert sentence(stopped, interrupted).endswith(
+            "Users who may submit studies can resume this study on this page."
+        )
         assert all("`" not in sentence(r) for r in (inconclusive, not_searched, stopped))
 
     def test_a_busy_machine_does_not_excuse_trials_of_a_script_that_take_no_turns(self) -> None:

@@ -292,9 +292,9 @@ class TestNvml:
     [
         (
             "other programs used 25% of the cores",
-            "end them, or measure without --quiet-machine (in a service, without quiet_machine)",
+            "end these programs, or measure without --quiet-machine (in a service, without quiet_machine)",
         ),
-        ("other processes used 30% of the device", "end them"),
+        ("other processes used 30% of the device", "end these processes"),
         (
             "the device was slowed down by heat for 30% of the window",
             "cool the device or lower its power limit, and resume",

@@ -35,7 +35,7 @@ class TestPlatform:
 
     def test_another_python_is_refused_with_the_way_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "version_info", (3, 10, 0))
-        with pytest.raises(PlatformError, match=r"is not supported: use Python 3\.11 and 3\.12"):
+        with pytest.raises(PlatformError, match=r"is not supported: use Python 3\.11 or 3\.12"):
             check_platform()
 
     @pytest.mark.parametrize("version", ["2.10.2", "2.14.0", "1.13.1+cu117", "3.0"])

@@ -130,7 +130,7 @@ class TestChain:
         ("model", "reason"),
         [
             (Model, ""),
-            (Between, "the model computes something between blocks 0 and 1"),
+            (Between, "the model runs operations between blocks 0 and 1"),
             (Skipping, "use more than the output of the last block"),
             (Around, "not only through the blocks: first."),
             (Second, "takes a second tensor that requires a gradient"),

@@ -43,7 +43,11 @@ class TestFinding:
     def test_interleaved_ranks_are_a_problem_that_says_its_cost_and_its_fix(self):
         found = examine_order(("a", "b", "c") * 2, "gloo")
         assert found.level is Level.PROBLEM
-        assert found.found == "ranks 0 to 5 are on hosts 0, 1, 2, 0, 1, 2: a ring in this order leaves a host 2 times"
+        assert (
+            found.found
+            == "ranks 0 to 5 are on hosts 0, 1, 2, 0, 1, 2: a ring in this order has up to 2 edges out of one host (1 "
+            "is enough)"
+        )
         assert "2 times as many bytes" in found.effect
         assert "--distribution=block" in found.fix
 

@@ -109,7 +109,7 @@ class TestOptions:
 def test_ranks_that_do_not_divide_are_refused() -> None:
     settings = StudySettings(num_ranks=3, num_hosts=2)
     study = Study(study_id="a", workload="zoo:mlp", settings=settings, created_at="", directory="")
-    with pytest.raises(ChoiceError, match="multiple of the 2 hosts, got 3"):
+    with pytest.raises(ChoiceError, match=r"multiple of the number of hosts \(2\), got 3"):
         ranks_of_each(study)
 
 

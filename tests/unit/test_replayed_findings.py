@@ -168,7 +168,7 @@ def test_a_cause_beyond_the_replayed_steps_gives_a_range(
     analysis = analyse_traces(write_traces(tmp_path, program, MACHINE, num_steps=num_steps, num_ranks=1))
     replayed = analysis.ranks[0].breakdowns[0].replay
     assert replayed is not None
-    assert "the others differ" in replayed.refusal
+    assert "the other steps differ" in replayed.refusal
     finding = next(finding for finding in analysis.findings if finding.rule == rule)
     assert str(finding.evidence["saves"]).startswith("between 0 and ")
 
@@ -284,7 +284,7 @@ def test_a_rank_that_is_late_beyond_the_replayed_steps_is_found(tmp_path: Path) 
     )
     analysis = analyse_traces(write_traces(tmp_path, program, MACHINE, num_steps=30, num_ranks=2))
     assert analysis.replay is not None
-    assert "the others differ" in analysis.replay.refusal
+    assert "the other steps differ" in analysis.replay.refusal
     skew = next(finding for finding in analysis.findings if finding.rule == "rank_skew")
     assert str(skew.evidence["saves"]).startswith("between 0 and ")
 

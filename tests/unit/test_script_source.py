@@ -158,7 +158,7 @@ class TestSending:
                 ["/home/me/venv/bin/python", "train.py"],
                 [],
                 [],
-                "workers may not have /home/me/venv/bin/python: write python",
+                "/home/me/venv/bin/python may be absent on workers: write python",
             ),
             (["python", "train.py", "--hub-token=x"], [], [], "--hub-token looks like a secret"),
             (["python", "train.py"], ["NOT_SET_HERE"], [], "--env NOT_SET_HERE names a variable that is not set here"),

@@ -95,7 +95,9 @@ def test_steps_of_different_batches_are_no_measure_of_speed():
     small, large = trial(), trial()
     large = replace(large, windows=tuple(replace(w, num_samples=4 * w.num_samples) for w in large.windows))
     per_step = small.windows[0].num_samples / small.windows[0].num_steps
-    expected = f"a step has {per_step:g} samples on one side and {4 * per_step:g} on the other: compare rates"
+    expected = (
+        f"a step has {per_step:g} samples on one side and {4 * per_step:g} on the other: compare samples per second"
+    )
     assert expected in compare_trials(small, large).notes
     assert not any("samples" in note for note in compare_trials(small, trial()).notes)
 

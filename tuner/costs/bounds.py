@@ -1,4 +1,4 @@
-"""Upper bounds of the time that a change could save, from the measured breakdown.
+"""Upper bounds on the time that a change could save, from the measured breakdown.
 
 Figures are shares of the step time: 0.25 means that the step cannot become shorter than three
 quarters of what it is. Categories are disjoint, so removing several saves the sum of their shares.
@@ -28,7 +28,7 @@ PEAK_TOLERANCE = 1.1
 
 @dataclass(frozen=True, kw_only=True)
 class Computation:
-    """Arithmetic of a step's matmuls; the defaults are plain PyTorch's.
+    """Dtypes of a step's matmuls, and the step's batch as a multiple of today's; the defaults are plain PyTorch's.
 
     Attributes:
         dtype: 16-bit dtype of matmuls, where there is one.
@@ -57,15 +57,16 @@ class Situation:
     choices: dict[str, Choice]
     """All choices of the incumbent, neutral ones included."""
     input: InputActivity | None = None
-    """Input activity in the incumbent's last clean window; None if not measured."""
+    """Activity of the processes that make batches, in the incumbent's last clean window; None if not measured."""
     facts: StepFacts = field(default_factory=StepFacts)
     """Facts about the features that the choices enable."""
     computation: Computation = field(default_factory=Computation)
-    """Arithmetic of the matmuls under the incumbent's choices."""
+    """Dtypes of the matmuls, and the batch, under the incumbent's choices."""
     exchange: Exchange = field(default_factory=Exchange)
     """Communication settings between ranks under the incumbent's choices."""
     exchange_today: Exchange = field(default_factory=Exchange)
-    """Communication settings between ranks under the user's own settings, with which the links were measured."""
+    """Communication settings between ranks under the user's own settings; the links were measured with these settings.
+    """
 
     @property
     def step_ns(self) -> float:
@@ -145,8 +146,8 @@ def above_roofline(situation: Situation, *categories: Category, dtype: str | Non
 
 
 def compute_floor_ns(situation: Situation, dtype: str | None = None) -> float:
-    """Return the minimum time of a step's compute: the longer of FLOP at the peak and compulsory bytes at the
-    bandwidth.
+    """Return the minimum time of a step's compute: that of its FLOP at the peak rate or of its compulsory memory
+    traffic at the measured bandwidth, whichever is longer.
 
     An unknown figure gives a floor of 0, so that a bound is never too small. `dtype` as for `above_roofline`.
     """
@@ -161,7 +162,7 @@ def compute_floor_ns(situation: Situation, dtype: str | None = None) -> float:
 
 
 def _products_ns(situation: Situation, dtype: str) -> float:
-    """Return the time of a step's FLOP at the peak of an arithmetic; 0 if either is unknown."""
+    """Return the time of a step's FLOP at the peak rate of a dtype or of TF32; 0 if the FLOP or the rate is unknown."""
     peak = situation.environment.calibration.matmul_flops_per_s.get(dtype, 0.0)
     flops = situation.computation.factor * (situation.workload.model.flops_per_step or 0)
     return flops / peak * 1e9 / _num_ranks(situation) if peak else 0.0
@@ -172,7 +173,7 @@ def _num_ranks(situation: Situation) -> int:
 
 
 def arithmetic(situation: Situation, **changed: Any) -> str:
-    """Return the name, in the calibration, of the arithmetic of matmuls.
+    """Return the calibration's name for the arithmetic of matmuls: their dtype, or TF32.
 
     Args:
         changed: Fields of the incumbent's `Computation` that a choice changes.

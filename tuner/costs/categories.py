@@ -52,7 +52,7 @@ class CategoryInfo:
     title: str
     counts: str
     host: bool = False
-    """True for time on the host, which profiling lengthens."""
+    """True for host time; profiling lengthens such time."""
 
 
 CATEGORIES: tuple[CategoryInfo, ...] = (
@@ -221,7 +221,7 @@ WAITS: dict[str, tuple[Category, ...]] = {
     "host": (Category.HOST, Category.LAUNCH_LATENCY, Category.ALLOCATION, Category.OPTIMIZER_HOST),
     "synchronisation": (Category.SYNCHRONISATION, Category.QUEUED),
 }
-"""Categories that a step can wait for, by the name that reports give the bottleneck."""
+"""Categories of waiting time, by the name that reports give the bottleneck."""
 HOST_CATEGORIES: frozenset[str] = frozenset(info.category.value for info in CATEGORIES if info.host)
 
 _Rules = tuple[tuple[Category, re.Pattern[str]], ...]
@@ -232,7 +232,9 @@ def _rules(*pairs: tuple[Category, str]) -> _Rules:
 
 
 _PART = r"((?<![a-z])|(?-i:(?<=[a-z])(?=[A-Z])))"
-"""Pattern for the beginning of a word in snake case or camel case: "small_reduce" contains no all-reduce."""
+"""Pattern for the beginning of a word in snake case or camel case, so that "small_reduce" does not match as an
+all-reduce.
+"""
 _COMMUNICATION = re.compile(
     # Libraries by their names: NCCL, RCCL, MSCCL(++), oneCCL, HCCL, NVSHMEM, DeepEP, Transformer Engine's user buffers.
     r"^(nccl|rccl|gloo:|c10d::|oneccl|ccl_|hccl|hcom_)|nccl(Dev)?Kernel|ncclDevFunc|rcclGeneric|\bmsccl|"
@@ -267,8 +269,8 @@ _OPERATOR_RULES = _rules(
 )
 
 _NAMESPACES = re.compile(r"\b(deep_gemm|flashinfer|fp8_blockscale_gemm)::")
-"""Namespaces removed before classification: libraries named after their first kernel, although they contain other
-kernels too.
+"""Namespaces removed from kernel names before classification: these libraries are named after their first kernel,
+although they contain other kernels too.
 """
 
 _KERNEL_RULES = _rules(

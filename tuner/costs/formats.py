@@ -57,7 +57,7 @@ def widening_bytes(formats: Formats, exchange: Exchange) -> float:
 
 
 def num_fsdp_units(model: ModelFacts, exchange: Exchange) -> int:
-    """Return the number of FSDP units: blocks, modules above a size, or one, and the root with the rest. At O2
+    """Return the number of FSDP units: the model's blocks, its modules above a size, or the whole model. At O2,
     normalisation layers have another dtype than their block, so they are separate units unless FSDP ignores them.
     """
     norms = sum(count for name, count in model.module_types.items() if "Norm" in name)

@@ -43,12 +43,12 @@ MIB = 2**20
 SLACK = 1.5
 """Maximum factor by which a cost may be below the model's estimate; bounds assume this factor."""
 COPIED_PARTS = 5
-"""Number of gradient-sized reads and writes with which a two-level reduction pads, fills and empties a bucket."""
+"""Number of gradient-sized reads and writes that a two-level reduction needs to pad, fill and empty a bucket."""
 
 
 class Reduction(NamedTuple):
-    """Time of a step's reductions in nanoseconds: of all of them in sequence, and of the part that no compute can hide
-    (the last reduction, the first gathering of weights, and sending an update).
+    """Nanoseconds of a step's reductions: `total_ns` for all of them in sequence, and `last_ns` for the part that no
+    compute can hide (the last reduction, the first gathering of weights, and sending an update).
     """
 
     total_ns: float
@@ -56,8 +56,8 @@ class Reduction(NamedTuple):
 
 
 def reduction(situation: Situation, *, compressing: bool = False, **changed: Any) -> Reduction | None:
-    """Return the cost of reductions under the incumbent's exchange with these fields replaced; None if the links are
-    unknown or ranks exchange something else (activations of a sharded model, or weights every few steps).
+    """Return the cost of reductions under the incumbent's exchange, with the fields in `changed` replaced; None if the
+    links are unknown or ranks exchange something else (activations of a sharded model, or weights every few steps).
 
     Args:
         compressing: Add the time of compression itself, which is no part of a bound.
@@ -84,7 +84,8 @@ def reduction(situation: Situation, *, compressing: bool = False, **changed: Any
 
 
 def most_saved(situation: Situation, today: Reduction, then: Reduction) -> float:
-    """Return the share of the step saved as in `saved`, with the model's error in favour of the change.
+    """Return the largest share of the step that a change could save: the result of `saved` if the cost model's error
+    favours the change.
 
     Links that were measured under other load have a large fit error, which may affect either cost.
     """
@@ -92,8 +93,9 @@ def most_saved(situation: Situation, today: Reduction, then: Reduction) -> float
 
 
 def likely_saved(situation: Situation, today: Reduction, then: Reduction) -> float:
-    """Return the expected share of the step saved, as in `saved`, for costs on different links. Their errors do not
-    cancel, so the share is the mean for the modelled cost, and for that cost divided and multiplied by the fit error.
+    """Return the expected share of the step that a change saves if the old and the new costs are on different links.
+    The errors of these links do not cancel, so the share is the mean of `saved` over three new costs: as modelled,
+    divided by the fit error, and multiplied by it.
     """
     error = 1 + _fit_error(situation)
     return sum(saved(situation, today, then, slack=slack) for slack in (1 / error, 1.0, error)) / 3

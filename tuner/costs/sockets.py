@@ -7,8 +7,8 @@ from msgspec.structs import replace
 from steptune.tuner.records import Link, Topology
 
 CARRIED_EXPONENT, DELAYED_EXPONENT = 0.4, 0.75
-"""Exponents, in the number of sockets, of the bandwidth and of the latency per ring step. Between emulated hosts, 16
-sockets instead of one raised the bus bandwidth from 7–9 GB/s to 23 GB/s, cut exposed communication to a third
+"""Exponents with which the bandwidth, and the latency of a ring step, grow with the number of sockets. Between emulated
+hosts, 16 sockets instead of one raised the bus bandwidth from 7–9 GB/s to 23 GB/s, cut exposed communication to a third
 (`benchmarks/results/multi_gpu.jsonl`), and made messages of 1 MiB four times slower.
 """
 

@@ -31,7 +31,7 @@ EXPORTERS: tuple[Exporter, ...] = (
 )
 
 OWN = EXPORTERS[:3]
-"""Exporters that need only Steptune; a finished study writes their files beside its report."""
+"""Exporters that need only Steptune; a finished study writes their files next to its report."""
 
 _BY_NAME = {exporter.name: exporter for exporter in EXPORTERS}
 

@@ -170,8 +170,9 @@ def _code_compression(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def _said_beside(words: str, rule: Rule) -> Rule:
-    """Return a rule for this file that lists every setting as missing, in the given words, and keeps the differences
-    that the other file's rule states.
+    """Return the rule of one file for settings that the other file expresses. It lists each setting as missing, with
+    `words` as the reason unless the other file's rule gives a reason, and repeats the differences that the other file's
+    rule reports.
     """
 
     def missing(choice: Choice, recommendation: Recommendation) -> Said:
@@ -294,7 +295,9 @@ class AccelerateFsdp1Yaml(_Yaml):
 
 
 def _said_in_yaml(rule: Rule) -> Rule:
-    """Return a rule for settings that the YAML expresses; with ZeRO-1, which the YAML cannot express, they are lost."""
+    """Return the code's rule for settings that the YAML expresses: it lists each as set in the YAML, or as lost with
+    ZeRO-1, which the YAML cannot express.
+    """
     beside = _said_beside(_IN_YAML, rule)
 
     def missing(choice: Choice, recommendation: Recommendation) -> Said:
@@ -314,7 +317,7 @@ def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def _code_precision(choice: Choice, recommendation: Recommendation) -> Said:
-    """Return the settings for precision that are made in code, which are those of TF32; the YAML has the others."""
+    """Return the precision settings that are made in code: those of TF32. The YAML has the other precision settings."""
     lines = python_code.tf32_lines(choice)
     return Said(sections={"set_up": lines}) if lines else _said_in_yaml(_precision)(choice, recommendation)
 
@@ -366,7 +369,9 @@ class AccelerateCode(TranslatingExporter):
 
 
 def _handlers(sections: Sections) -> str:
-    """Return the code of the settings for DistributedDataParallel, which the Accelerator passes on."""
+    """Return the code by which the Accelerator passes the recommended arguments to DistributedDataParallel; empty if
+    there are none.
+    """
     if not sections.get("DDP"):
         return ""
     arguments = constant("DDP", sections["DDP"], "torch.nn.parallel.DistributedDataParallel(model, **DDP)")

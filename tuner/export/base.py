@@ -50,7 +50,9 @@ class Exporter(ABC):
         """
 
     def refusal(self, recommendation: Recommendation) -> str | None:
-        """Return the reason why the format cannot hold this recommendation, and the way out; None where it can."""
+        """Return the reason why the format cannot hold this recommendation, and the way out; None if the format can
+        hold it.
+        """
         return None
 
     def how_to_use(self, recommendation: Recommendation) -> str:
@@ -70,7 +72,7 @@ class Exporter(ABC):
         return ()
 
     def carries(self, recommendation: Recommendation) -> str:
-        """Return a clause on the part of the gain that the file carries; empty if no gain is claimed."""
+        """Return a clause that says how much of the gain remains in the exported file; empty if no gain is claimed."""
         return carried(recommendation, self.lost(recommendation), self.otherwise(recommendation))
 
     def header(self, recommendation: Recommendation) -> str:
@@ -85,7 +87,7 @@ class Exporter(ABC):
 
 
 def headline(recommendation: Recommendation) -> str:
-    """Return the claim of the recommendation as a clause."""
+    """Return the recommendation's claim as a clause, such as its gain over today's settings with the interval."""
     speed = answer_of(recommendation)
     interval = ""
     if speed.interval is not None:

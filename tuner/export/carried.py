@@ -1,4 +1,4 @@
-"""Part of a recommendation's gain that an exported file carries, from the measured contributions."""
+"""Part of a recommendation's gain that remains in an exported file, from the measured contributions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def carried(
     *,
     way: str = "steptune.apply with the Workload",
 ) -> str:
-    """Return a clause on the part of the gain that a file carries; empty if no gain is claimed.
+    """Return a clause that says how much of the gain remains in an exported file; empty if no gain is claimed.
 
     Contributions were measured with everything else as recommended: the gain without one part is the whole gain
     over the part's contribution, and without several parts about the whole gain over the product of theirs.

@@ -1,4 +1,4 @@
-"""Export to DeepSpeed's JSON configuration. JSON has no comments; missing settings are listed beside it."""
+"""Export to DeepSpeed's JSON configuration. JSON has no comments, so missing settings are reported outside the file."""
 
 from __future__ import annotations
 

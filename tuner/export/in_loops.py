@@ -76,7 +76,9 @@ def compile_blocks(model: torch.nn.Module, *, mode: str = "default", dynamic: bo
 
 
 def _fingerprint(dataset: Any) -> str:
-    """Return a name derived from the number of samples and the content of the first one."""
+    """Return a dataset's folder name in the cache, derived from its number of samples and the content of the first
+    sample.
+    """
     import torch
 
     from steptune.tuner.training.structure import flatten

@@ -43,8 +43,8 @@ def _precision(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def _backend_flags(choice: Choice, recommendation: Recommendation) -> Said:
-    """Return the settings for backend flags: cuDNN's benchmark is an argument of the Trainer, which would undo a flag
-    set in code.
+    """Return the settings for backend flags. cuDNN's benchmark mode is set as an argument of the Trainer, because the
+    Trainer would undo a flag set in code.
     """
     lines = python_code.flag_lines({**choice, "cudnn_benchmark": False})
     return Said(sections={_TRAINER: {"benchmark": bool(choice["cudnn_benchmark"])}, "set_up": lines})

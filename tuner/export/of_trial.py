@@ -84,7 +84,9 @@ def trial_named(trials: Sequence[Trial], wanted: str) -> Trial:
 
 
 def _usable(results: Sequence[TrialResult], number: int) -> list[TrialResult]:
-    """Return the measured results; those of failed or rejected trials are left out."""
+    """Return the successful results of a trial's configuration; refuse a configuration that the guard rejected, or that
+    has no successful result.
+    """
     rejected = next((r.guard for r in results if r.guard is not None and not r.guard.passed), None)
     if rejected is not None:
         raise RecommendationError(f"the configuration of trial {number} changes the training: {rejected.reason}")

@@ -97,7 +97,7 @@ def _frozen(study: Study, trials: Sequence[Trial]) -> Iterator[FrozenTrial]:
 
 
 def _values(study: Study, candidates: Sequence[Candidate]) -> dict[str, list[Scalar]]:
-    """Return the values of every parameter that some candidate changes, in order."""
+    """Return, for each parameter that some candidate changes, its values in all candidates, sorted."""
     names = sorted(
         {
             f"{strategy}.{name}"

@@ -24,7 +24,7 @@ _SDP = {"flash": "flash", "efficient": "mem_efficient", "cudnn": "cudnn", "math"
 
 
 def memory_format(choice: Choice, recommendation: Recommendation) -> Said:
-    """Return statements that set the weights' memory layout; convolutions convert their input to the layout of their
+    """Return the code that sets the weights' memory layout; convolutions convert their input to the layout of their
     weight.
     """
     line = "model = model.to(memory_format=torch.channels_last)"
@@ -33,8 +33,8 @@ def memory_format(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def dataset_cache(choice: Choice, recommendation: Recommendation) -> Said:
-    """Return statements that cache the dataset, filled beforehand if there are workers: they share only entries stored
-    before they start.
+    """Return the code that caches the dataset. If there are workers, a cache in memory is filled beforehand: workers
+    share only the entries that were stored before they started.
     """
     if choice["where"] is None:
         return Said()
@@ -45,7 +45,7 @@ def dataset_cache(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def attention_backend(choice: Choice, recommendation: Recommendation) -> Said:
-    """Return statements that disable all attention backends but one."""
+    """Return the code that disables all attention backends but one."""
     if choice["backend"] is None:
         return Said()
     switch = 'getattr(torch.backends.cuda, f"enable_{name}_sdp")'
@@ -58,7 +58,7 @@ def attention_backend(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def compile_blocks(choice: Choice) -> Said:
-    """Return statements that compile only the repeated blocks, for targets that compile whole models only."""
+    """Return the code that compiles only the repeated blocks, for targets that compile whole models only."""
     arguments = f"mode={literal(choice['mode'])}, dynamic={literal(choice['dynamic'])}"
     return Said(sections={"model": {"blocks": f"steptune.compile_blocks(model, {arguments})"}})
 

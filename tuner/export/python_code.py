@@ -32,12 +32,14 @@ TOKEN_WEIGHTS = "micro-batches have equal weights in the export; the measured ru
 
 
 def data_loading(choice: Choice, recommendation: Recommendation) -> Said:
-    """Return arguments of the DataLoader."""
+    """Return the arguments of the DataLoader."""
     return Said(sections={"DATALOADER": loader_arguments(choice)}, missing=NO_EPOCHS_AHEAD)
 
 
 def loader_arguments(choice: Choice) -> dict[str, Any]:
-    """Return arguments of torch.utils.data.DataLoader, which refuses arguments for workers where there are none."""
+    """Return the arguments of torch.utils.data.DataLoader. Without workers, the arguments for workers are left out,
+    because the DataLoader would refuse them.
+    """
     workers = int(choice["num_workers"] or 0)
     arguments: dict[str, Any] = {"num_workers": workers, "pin_memory": bool(choice["pin_memory"])}
     if workers:
@@ -58,7 +60,7 @@ def backend_flags(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def flag_lines(choice: Choice) -> dict[str, str]:
-    """Return statements that set the flags of `backend_flags`."""
+    """Return the code that sets the flags of `backend_flags`."""
     lines = {}
     if choice["cudnn_benchmark"]:
         lines["cudnn_benchmark"] = "torch.backends.cudnn.benchmark = True"
@@ -70,7 +72,7 @@ def flag_lines(choice: Choice) -> dict[str, str]:
 
 
 def tf32_lines(choice: Choice) -> dict[str, str]:
-    """Return statements for precision level "tf32"."""
+    """Return the code that sets precision level "tf32"; empty for any other level."""
     if choice["level"] != "tf32":
         return {}
     return {
@@ -80,15 +82,15 @@ def tf32_lines(choice: Choice) -> dict[str, str]:
 
 
 def optimizer_implementation(choice: Choice, recommendation: Recommendation) -> Said:
-    """Return arguments of the user's optimizer; none where it stays as written."""
+    """Return the arguments of the user's optimizer; none where the optimizer stays as written."""
     name = choice["implementation"]
     flags = {} if name is None else {"foreach": name == "foreach", "fused": name == "fused"}
     return Said(sections={"OPTIMIZER": flags} if flags else {}, missing={"contiguous": NO_LAYOUT})
 
 
 def ddp_buckets(section: str) -> Rule:
-    """Return a rule for targets that pass arguments to DistributedDataParallel; DDP's first bucket then has the size of
-    the others.
+    """Return a rule for targets that pass arguments to DistributedDataParallel, which has no argument for the size of
+    the first bucket.
     """
 
     def rule(choice: Choice, recommendation: Recommendation) -> Said:
@@ -106,11 +108,11 @@ def ddp_buckets(section: str) -> Rule:
 
 
 POWERSGD_STEPS = 2
-"""Number of first steps in which DDP sends gradients uncompressed, in trials as well."""
+"""Number of initial steps in which DDP sends gradients uncompressed; it is the same in trials."""
 
 
 def compression_missing(choice: Choice) -> dict[str, str]:
-    """Return the parameters of a compression that targets with PyTorch's communication hooks cannot express, with the
+    """Return the parameters of a gradient compression that PyTorch's communication hooks cannot express, with the
     reason.
     """
     if choice["method"] in (None, "fp16", "bf16", "powersgd"):
@@ -135,7 +137,9 @@ def nccl_settings(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def accumulation(section: str, key: str) -> Rule:
-    """Return a rule for targets that accumulate gradients themselves: their argument, and the loader's batch size."""
+    """Return a rule for targets that accumulate gradients themselves: it sets the target's argument and the loader's
+    batch size.
+    """
 
     def rule(choice: Choice, recommendation: Recommendation) -> Said:
         found = batch_per_rank(recommendation)
@@ -201,8 +205,8 @@ def literal(value: Any) -> str:
 
 
 def imports(recommendation: Recommendation, code: str, *more: str, above: str = "") -> str:
-    """Return the imports of a module, including torch where the code names it, below the statements that must precede
-    them.
+    """Return a module's import statements, preceded by the statements that must run before them; `steptune` and `torch`
+    are imported only if the code uses them.
 
     Args:
         above: Statements to place above the imports, beyond the recommendation's variables.

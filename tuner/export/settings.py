@@ -18,8 +18,8 @@ _DEFAULTS = {strategy.name: strategy.defaults for strategy in STRATEGIES}
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One parameter of a strategy, with a value that differs from plain PyTorch's or that the candidate resets to plain
-    PyTorch's.
+    """One parameter of a strategy, with a value that an export must express: it differs from plain PyTorch's, or the
+    candidate resets it to plain PyTorch's.
     """
 
     strategy: str
@@ -28,7 +28,9 @@ class Setting:
 
 
 def settings_of(recommendation: Recommendation) -> tuple[Setting, ...]:
-    """Return the settings in the order of the strategies. Strategies unknown to this version keep all parameters."""
+    """Return the settings in the order of the strategies. For a strategy unknown to this version, all parameters are
+    included.
+    """
     choices = recommendation.choices
     names = [name for name in _DEFAULTS if name in choices] + [name for name in choices if name not in _DEFAULTS]
     return tuple(

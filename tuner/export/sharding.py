@@ -65,7 +65,7 @@ class Sharding:
 
     @property
     def size(self) -> int | None:
-        """Minimum number of parameters of a unit, if units are chosen by size."""
+        """Minimum number of parameters of an FSDP unit; None unless units are chosen by size."""
         return self.min_num_params if self.wrap == "size" else None
 
     @property

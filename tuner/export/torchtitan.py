@@ -123,8 +123,8 @@ def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def _mesh(choice: Choice, recommendation: Recommendation) -> Said:
-    """Return the settings for the device mesh. This rule runs after those for sharding and micro-batches, because it
-    replaces their degrees and batch.
+    """Return the settings for the device mesh. This rule runs after the rules for sharding and micro-batches, because
+    it replaces the degrees and the batch size that they set.
     """
     if choice["expert"] != 1:
         reason = (

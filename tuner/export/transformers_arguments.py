@@ -55,7 +55,9 @@ def _precision(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def _backend_flags(choice: Choice, recommendation: Recommendation) -> Said:
-    """Return the settings for backend flags: TF32 is an argument, which would undo flags set in code."""
+    """Return the settings for backend flags except TF32, which is an argument of TrainingArguments: that argument would
+    undo flags set in code.
+    """
     lines = python_code.flag_lines({**choice, "tf32": False})
     return Said(sections={"set_up": lines})
 
@@ -91,7 +93,7 @@ def _checkpointing(choice: Choice, recommendation: Recommendation) -> Said:
     every = choice["every"]
     if every is None:
         return _said()  # the default of every version; the name of the argument is not
-    reason = "only for models of transformers, which define their layers"
+    reason = "works only with models from the transformers library, because only they declare their layers"
     whole = "transformers recomputes only whole layers"
     kwargs = {"every_n_layers": every, "use_reentrant": False}
     missing = {"every": reason} if choice["save"] is None else {"every": reason, "save": whole}
@@ -107,8 +109,8 @@ def _micro_batch(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def _ddp_buckets(choice: Choice, recommendation: Recommendation) -> Said:
-    """Return the settings for DDP buckets, always with an explicit search for unused parameters: by default, the
-    Trainer turns it on.
+    """Return the settings for DDP buckets. `ddp_find_unused_parameters` is always among them, because the Trainer turns
+    it on by default.
     """
     if recommendation.num_ranks == 1:
         return Said(missing=dict.fromkeys(choice, ONE_RANK))
@@ -137,7 +139,7 @@ def _sharding(choice: Choice, recommendation: Recommendation) -> Said:
         config["min_num_params"] = sharding.size
     missing = sharding.unsaid()
     if sharding.wrap == "block":
-        missing["wrap"] = "only for models of transformers, which define their layers"
+        missing["wrap"] = "works only with models from the transformers library, because only they declare their layers"
     return _said(missing, fsdp=True, fsdp_config=config)
 
 

@@ -84,11 +84,11 @@ class TranslatingExporter(Exporter):
         return tuple(strategy for strategy in by_strategy if self._differs(strategy, recommendation))
 
     def notes(self, recommendation: Recommendation) -> tuple[str, ...]:
-        """Return the differences between the target and the measured run that exist for all choices."""
+        """Return the differences between the target and the measured run that do not depend on the choices."""
         return ()
 
     def checked(self, recommendation: Recommendation) -> Recommendation:
-        """Return the recommendation if the target can hold it.
+        """Return the recommendation unchanged, or refuse it if the target cannot hold it.
 
         Raises:
             RecommendationError: The target cannot hold it.

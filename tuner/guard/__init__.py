@@ -1,1 +1,1 @@
-"""Judgement of whether a candidate is still the same training: pure functions over the records of a rank."""
+"""Verdict on whether a candidate trains like the reference: pure functions of one rank's records."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LIMIT = 3.0
 """Maximum root mean square difference that passes, in units of the rounding of the products (1 - a) e and a w'."""
 LARGEST_SHARE = 1.01
-"""Maximum share of a weight in a step's average: one, plus rounding."""
+"""Maximum share `a` of the weight in one step of an average: 1, with a margin for rounding."""
 FEWEST_ELEMENTS = 8
 """Minimum number of elements for a fit: fewer agree by coincidence."""
 
@@ -89,7 +89,9 @@ def _find(name: str, steps: Sequence[StateStep]) -> Average | None:
 
 
 def worst_average(averages: Sequence[Average], steps: Sequence[StateStep]) -> AverageScore:
-    """Return the largest deviation of a candidate's averages from the reference's shares."""
+    """Return the largest deviation of a candidate's weight averages from those recomputed with the reference's share
+    `a` at each step.
+    """
     return max(_scores(averages, steps), key=lambda found: found.score, default=AverageScore())
 
 
@@ -109,7 +111,9 @@ def _stays(name: str, step: StateStep) -> bool:
 
 
 def _distance(name: str, weight: str, step: StateStep) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the change of the average, and its distance to the weight before the step."""
+    """Return the change of an average in a step, e' - e, and the distance w' - e of the new weight from the old
+    average.
+    """
     return step.after[name] - step.before[name], step.weights[weight] - step.before[name]
 
 

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     import torch
 
 Updates = Mapping[str, Sequence[tuple[Tensors, Tensors]]]
-"""Weights before and after each update, in order, by optimizer."""
+"""For each optimizer, the weights before and after each update, in the order of the updates."""
 _ROUNDING = 2.0**-23
 
 
 class Moves(Record):
-    """Tensors that runs of today's settings change between updates.
+    """Tensors that change between updates in runs with today's settings.
 
     Attributes:
         ever: Names of the tensors that some run changes.
@@ -39,7 +39,7 @@ class Moves(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Between:
-    """Largest difference from today's settings in the changes of weights between two updates.
+    """Largest deviation from training with today's settings in how weights change between two updates.
 
     Attributes:
         score: Norm of the change, in units of the weights' last digit; infinite where a change is missing.
@@ -64,7 +64,7 @@ class Between:
 
 
 def moves_of(runs: Iterable[Updates]) -> Moves:
-    """Return the tensors that runs of today's settings change between updates."""
+    """Return the tensors that change between updates in runs with today's settings."""
     found = [_moved(updates) for updates in runs]
     ever = {name for moved in found for name in moved}
     always = {name for name in ever if all(moved.get(name, False) for moved in found)}
@@ -72,14 +72,14 @@ def moves_of(runs: Iterable[Updates]) -> Moves:
 
 
 def joined(first: Moves, second: Moves) -> Moves:
-    """Combine the moves of two sets of runs."""
+    """Combine the names of tensors that change between updates in two groups of runs."""
     return Moves(
         ever=tuple(sorted({*first.ever, *second.ever})), always=tuple(sorted({*first.always} & {*second.always}))
     )
 
 
 def worst_between(updates: Updates, moves: Moves) -> Between:
-    """Return the largest difference of a candidate from today's settings between its updates."""
+    """Return a candidate's largest deviation from today's settings in how weights change between updates."""
     moved = _moved(updates)
     missing = next((name for name in moves.always if name not in moved), None)
     if missing is not None:
@@ -92,7 +92,9 @@ def worst_between(updates: Updates, moves: Moves) -> Between:
 
 
 def _moved(updates: Updates) -> dict[str, bool]:
-    """Return the tensors that change between updates, and whether each does so between all its updates."""
+    """Return the tensors that change between updates, with True for a tensor that changes between all updates of its
+    optimizer.
+    """
     counts = Counter(name for name, *_ in _changes(updates))
     possible = Counter(
         f"{name} of {optimizer}"

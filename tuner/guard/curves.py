@@ -26,8 +26,8 @@ FLOOR_ROUNDOFFS = 4.0
 FLOOR = 1e-6
 """Floor of relative tolerances: a few units in the last place of the compared FP32 figures."""
 COSINE_ROUNDOFF = 1e-13
-"""Value of one minus the cosine of two vectors below which the difference counts as zero: rounding of the cosine alone
-reaches this value.
+"""Minimum difference of two vectors, as one minus their cosine: smaller values count as zero, because rounding of the
+cosine alone reaches them.
 """
 MIN_PROGRESS = 0.9
 """Minimum share of the reference's fall in loss that a lossy candidate must reach."""
@@ -81,7 +81,9 @@ class Tolerance(Record):
     update_norm: float
     update_direction: float
     curve_loss: float = 0.0
-    """Deviation of the mean loss in the curve part, with the same dropout masks."""
+    """Relative deviation of the mean loss over the curve part of the protocol, between runs with the same dropout
+    masks.
+    """
 
 
 class GuardReference(Record):
@@ -90,17 +92,17 @@ class GuardReference(Record):
     protocol: Protocol
     curve: Curve
     repetition: Tolerance
-    """Tolerance between runs with the same seed and settings in one process; also between processes, once such runs
-    were observed.
+    """Tolerance between runs with the same seed and settings in one process; it also covers runs in several processes
+    as soon as such runs have been compared.
     """
     rounding: dict[str, Tolerance]
     """Tolerances by unit roundoff (as `float.hex`)."""
     bias_corrections: Tolerance | None = None
     """Largest effect of rounding the bias corrections in the update, if candidates or the reference may round them."""
     seed_means: tuple[float, ...] = ()
-    """Mean loss of the curve part, by seed."""
+    """Mean loss over the curve part of the protocol, for each seed."""
     horizon_ends: tuple[float, ...] = ()
-    """Mean loss of the horizon's last quarter, by run of the reference."""
+    """Mean loss of the last quarter of the horizon, for each run of the reference."""
     choices: dict[str, Choice] = {}  # noqa: RUF012 (a struct copies its defaults)
     """Settings of the reference."""
     rule: UpdateRule | None = None
@@ -179,8 +181,8 @@ def widest(tolerances: Sequence[Tolerance]) -> Tolerance:
 
 
 def widened(rounding: Tolerance, bound: Tolerance) -> Tolerance:
-    """Widen tolerances by a bound over `FACTOR`, so that `FACTOR` times the result allows the bound once: a bound,
-    unlike a sample, is not multiplied.
+    """Widen tolerances by a bound. Checks multiply tolerances by `FACTOR`, because samples determine them; a bound must
+    count only once, so it is divided by `FACTOR` here.
     """
 
     def plus(ours: tuple[float, ...], theirs: tuple[float, ...]) -> tuple[float, ...]:
@@ -272,8 +274,8 @@ def _check_pointwise(
 
 
 def _rounding(reference: GuardReference, unit_roundoff: float) -> Tolerance:
-    """Return the tolerance at this roundoff, or at the next coarser measured one, widened by the allowed part of the
-    difference between runs of the same settings.
+    """Return the tolerance at this roundoff, or at the next coarser one that was measured. Where runs of the same
+    settings differ by more, that difference counts, up to its own bound.
     """
     rounding = _measured(reference, unit_roundoff)
     return widest([rounding, _at_most(reference.repetition, _repetition_bound(reference))])
@@ -343,8 +345,8 @@ def check_repetition(reference: GuardReference) -> GuardCheck | None:
 
 
 def _check_curve(reference: GuardReference, curve: Curve, unit_roundoff: float, rounding: Tolerance) -> GuardCheck:
-    """Compare the mean loss of the curve with the reference's. Other backends draw other masks and round differently;
-    if masks hardly matter, only the rounding differs.
+    """Compare the mean loss of the curve with the reference's. The tolerance allows for other dropout masks, by the
+    spread over seeds, and for different rounding.
     """
     means = reference.seed_means
     centre = _mean(means)

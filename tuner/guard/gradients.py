@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 Tensors = Mapping[str, "torch.Tensor"]
-"""Sampled elements by name, FP64 on the CPU."""
+"""Sampled elements of tensors, by the tensor's name, in FP64 on the CPU."""
 
 FLOOR_ROUNDOFFS = 2.0
 """Floor of a tensor's noise, in unit roundoffs of its largest norm over the steps: storing the tensor rounds by this
@@ -38,10 +38,12 @@ REPETITIONS = 10.0
 not repeatable.
 """
 LARGE_PART = 0.5
-"""Share of a tensor's size, and of the number of tensors, that no turned decision reaches."""
+"""Share of a tensor's size, and of the number of tensors, above which a difference is not the effect of a decision that
+rounding reversed (such as the side of zero at a ReLU).
+"""
 FP32_ROUNDOFF = 2.0**-23
-"""Unit roundoff up to which the limits of FP32 apply: such arithmetics sum in wider formats, and a different order of a
-long sum amounts to many roundings.
+"""Maximum unit roundoff at which the limits of FP32 apply. These are wide: FP32 is also summed in FP32, where a
+different order of a long sum amounts to many roundings.
 """
 
 
@@ -66,8 +68,8 @@ class Limits:
 
 KINDS = ("residual", "slope", "scale", "pooled", "zeros")
 SIZES_THAT_STRAY = 1.75
-"""Factor on the limit for a tensor's size at steps that continue from earlier updates: parameters stored in 16 bits are
-rounded again after each update, unlike those of disturbed runs.
+"""Factor by which the limit on a tensor's size is raised at steps that continue from earlier updates: there, parameters
+stored in 16 bits were rounded after each update, which disturbed runs do not show.
 """
 FINE = Limits(residual=110.0, slope=240.0, scale=32.0, pooled=32.0, zeros=0.002)
 COARSE = Limits(residual=3.3, slope=6.0, scale=2.6, pooled=2.0, zeros=0.002)
@@ -163,8 +165,8 @@ def _raw(wanted: Tensors, runs: Sequence[Tensors], repeated: Tensors) -> Noise:
 
 
 def _with_repetition(rounding: float, repetition: float) -> float:
-    """Return the effect of rounding, widened by the allowed part of the differences between runs of the same
-    settings.
+    """Return the effect of rounding or, if larger, the difference between runs of the same settings, which counts up to
+    a multiple of that effect.
     """
     return max(rounding, min(repetition, REPETITIONS * rounding))
 
@@ -224,8 +226,8 @@ def distances(reference: Sequence[Tensors], noise: Sequence[Noise], found: Seque
 
 
 def at_distance(noise: Sequence[Noise], distances: Sequence[float], exact: Sequence[int]) -> list[Noise]:
-    """Scale the noise of a candidate's steps by the distance of its parameters from the reference's; exact steps stay
-    as they are.
+    """Scale the noise of a candidate's steps by the distance of its parameters from the reference's, except at steps
+    that begin from the reference's parameters.
 
     For differences this small, gradients differ in proportion to parameters.
     """
@@ -295,7 +297,9 @@ def _of_steps(kind: str, steps: Sequence[Score], exact: Sequence[int], *, smalle
 
 
 def _elsewhere(kind: str, others: Sequence[Score], fewest: int) -> list[Score]:
-    """Return the decisive score of steps that do not begin from the initial parameters; empty if these are too few."""
+    """Return the deciding score of the steps that do not begin from the initial parameters, in a list; the list is
+    empty if there are too few such steps.
+    """
     if kind == "scale":
         return []
     if kind == "slope":
@@ -304,7 +308,7 @@ def _elsewhere(kind: str, others: Sequence[Score], fewest: int) -> list[Score]:
 
 
 def worst_of(scores: Mapping[str, Score], kinds: Sequence[str] = KINDS) -> Score:
-    """Return the largest score of these kinds."""
+    """Return the largest of a candidate's scores for these kinds of distance."""
     return max((scores[kind] for kind in kinds), key=_ratio)
 
 
@@ -313,7 +317,7 @@ def _ratio(score: Score) -> float:
 
 
 def _scores(wanted: Tensors, noise: Noise, found: Tensors, limits: Limits, step: int) -> dict[str, Score]:
-    """Return one score of each kind for a step."""
+    """Return a candidate's scores at one step, one for each kind of distance from the reference."""
     stray = next(_strays(wanted, found), None)
     if stray is not None:
         return {kind: Score(ratio=math.inf, kind="presence", step=step, name=stray) for kind in KINDS}

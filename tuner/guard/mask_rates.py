@@ -51,7 +51,9 @@ class ModuleMasks(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class MaskDeviation:
-    """Deviation of the module whose masks differ most: `ratio` is a share of the limit, `detail` describes it."""
+    """Deviation of the module whose masks differ most: `ratio` is the deviation as a share of the limit, `detail` its
+    description.
+    """
 
     ratio: float = 0.0
     detail: str = ""

@@ -24,18 +24,20 @@ if TYPE_CHECKING:
     import torch
 
 FLOOR = 0.5
-"""Minimum of the limit on the mean log ratio of scatters: a scatter up to 1.65 times the reference's always passes."""
+"""Lowest value of the limit on the mean log ratio of a run's gradient scatter to the reference's: a scatter up to 1.65
+times the reference's always passes.
+"""
 SPREADS = 3.0
-"""Factor, in the limit, on the deviation among the reference's own runs."""
+"""Multiple of the deviation among the reference's own runs that is added to the lowest value of the limit."""
 FLOOR_OF_DRAWS, SPREADS_OF_DRAWS = 0.25, 2.0
-"""Floor and factor of the limit for draws that begin from the same parameters. Correct trainings reach 0.4 of the limit
-(`benchmarks/results/guard_power.json`).
+"""The values of `FLOOR` and `SPREADS` for draws that begin from the same parameters. Correct trainings reach 0.4 of the
+limit (`benchmarks/results/guard_power.json`).
 """
 FALSE_SHIFTS = 1e-4
-"""Maximum share of correct trainings with mean gradients beyond their limit."""
+"""Maximum share of correct trainings that may fail because their mean gradients exceed the limit by chance."""
 FEWEST_SEEDS = 4
 NEGLIGIBLE = 1e-4
-"""Scatter from masks, as a share of the gradient's square, below which it is neglected."""
+"""Share of a gradient's square up to which the scatter from masks is neglected."""
 GROUP = 4
 """Number of the reference's draws that are compared with its other draws at a time, to measure the effect of chance."""
 
@@ -120,8 +122,8 @@ def excess_of_draws(reference: Scatter, draws: Sequence[Tensors], rounding: Mapp
 
 
 def shift_of_draws(reference: Scatter, draws: Sequence[Tensors], rounding: Mapping[str, float] | None = None) -> float:
-    """Return the distance of the mean of a candidate's draws from the reference's, in standard errors: the root mean
-    square over the tensors.
+    """Return the distance of a candidate's mean gradients over its draws from the reference's, in standard errors: the
+    root mean square over the tensors.
     """
     squares = []
     for name, energy in reference.energies.items():

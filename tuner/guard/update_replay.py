@@ -176,8 +176,9 @@ _TINY = 1e-30
 
 
 def _of_sum(allowed: torch.Tensor, last_digit: torch.Tensor, factor: torch.Tensor) -> float:
-    """Return the allowed difference of a sum of products with a factor. Elements are taken to round independently; a
-    part is added for elements that all round alike, such as the weights of a norm that are all 1.
+    """Return the allowed difference of a sum over elements, each multiplied by its element of `factor`. Elements are
+    taken to round independently; a part is added for elements that all round alike, such as the weights of a norm that
+    are all 1.
     """
     return float((allowed * factor).norm()) + float((last_digit * factor.abs()).sum()) / LIMIT
 

@@ -51,7 +51,7 @@ def bus_factor(collective: str, num_ranks: int) -> float:
 
 
 def num_steps(collective: str, num_ranks: int) -> int:
-    """Return the number of consecutive steps of a ring (of an all-to-all: pairwise exchanges)."""
+    """Return the number of consecutive steps of a ring, or of pairwise exchanges for an all-to-all."""
     return ROUNDS[collective] * (num_ranks - 1)
 
 
@@ -108,7 +108,7 @@ def two_level_all_reduce_ns(
 def flat_all_to_all_ns(
     message_bytes: float, host_of_rank: Sequence[int], inside: Link | None, between: Link | None
 ) -> float:
-    """Return the nanoseconds of an all-to-all over all ranks: each sends the n-th part of its message to every other.
+    """Return the nanoseconds of an all-to-all over n ranks: each rank sends 1/n of its message to every other rank.
 
     What leaves a host shares its network; exchanges inside hosts run at the same time.
     """
@@ -142,5 +142,5 @@ def _step_ns(chunk_bytes: float, link: Link, num_sharing: int = 1) -> float:
 
 
 def _edges(host_of_rank: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the hosts of each rank and of the rank's neighbour in the ring."""
+    """Return, for each rank, its host and the host of the next rank in the ring."""
     return list(zip(host_of_rank, [*host_of_rank[1:], host_of_rank[0]], strict=True))

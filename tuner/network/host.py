@@ -43,7 +43,7 @@ class Host:
 
     @property
     def nics(self) -> dict[str, Function | None]:
-        """PCI function of each RDMA device, by name; None where the tree does not show it."""
+        """PCI function of each RDMA device, by the device's name; None if the host's files do not show it."""
         functions = self.pci.functions
         found = {}
         for device in self.rdma_devices:
@@ -53,7 +53,9 @@ class Host:
 
     @property
     def gpu_directories(self) -> list[str]:
-        """Directories of GPUs in the NVIDIA driver's tree, which exists even where a container hides PCI."""
+        """Names of the GPUs' directories in the NVIDIA driver's part of /proc, which exists even where a container
+        hides PCI devices.
+        """
         return self.tree.names("/proc/driver/nvidia/gpus")
 
     @property

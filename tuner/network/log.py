@@ -1,4 +1,4 @@
-"""Record of NCCL's log under NCCL_DEBUG=INFO.
+"""Record of the log that NCCL writes under NCCL_DEBUG=INFO.
 
 A log has lines of NCCL 2.4 to 2.27 (logs of these are in the tests), of one rank or of many, with any prefix of a
 launcher or logger. Unknown lines are skipped; nothing in a log is an error.
@@ -66,7 +66,7 @@ class Nic(Record):
 
 
 class Distance(Record):
-    """Distance between a GPU and a NIC at which GPUDirect RDMA is off: more hops than NCCL's limit."""
+    """A GPU and a NIC that are too far apart for GPUDirect RDMA: more hops than NCCL's limit."""
 
     gpu: str
     nic: str
@@ -127,8 +127,8 @@ class NcclLog(Record):
     errors: tuple[Said, ...] = ()
 
     def connections(self, *transports: Transport, gpu_direct: bool | None = None) -> int:
-        """Return the number of connections with these transports over all channels, with or without GPUDirect RDMA if
-        given.
+        """Return the number of connections with these transports over all channels; if `gpu_direct` is given, only of
+        those with or without GPUDirect RDMA.
         """
         return sum(
             path.num_connections

@@ -29,7 +29,7 @@ def ring_order(hosts: Sequence[Hashable]) -> tuple[int, ...]:
 
 
 def is_in_order(hosts: Sequence[Hashable]) -> bool:
-    """Say whether a ring in the order of the ranks leaves each host only as often as it must."""
+    """Say whether a ring in the order of the ranks crosses between hosts as rarely as possible."""
     return ring_order(hosts) == tuple(range(len(hosts)))
 
 
@@ -45,7 +45,10 @@ def examine_order(hosts: Sequence[Hashable], backend: str) -> NetworkFinding:
         where = "one host" if num_hosts == 1 else f"{num_hosts} hosts, each with consecutive ranks"
         return ok(SUBJECT, f"{len(by_rank)} ranks on {where}")
     edges, placed = num_crossing(by_rank), ", ".join(map(str, by_rank))
-    found = f"ranks 0 to {len(by_rank) - 1} are on hosts {placed}: a ring in this order leaves a host {edges} times"
+    found = (
+        f"ranks 0 to {len(by_rank) - 1} are on hosts {placed}: a ring in this order has up to {edges} edges out of one "
+        "host (1 is enough)"
+    )
     fix = (
         "start ranks host by host (torchrun does so; Slurm: --distribution=block; Open MPI: --map-by slot); "
         "process groups that Steptune creates already have this order"

@@ -21,7 +21,8 @@ _OFF = {"0", "LOC", "NVL"}
 
 
 def read_settings(tree: Tree) -> dict[str, str]:
-    """Return the NCCL settings of this process (or, in a copy, of the process whose /proc/self/environ was copied).
+    """Return the NCCL settings of this process. In a copy of a host's files, they are those of the process whose
+    /proc/self/environ was copied.
 
     Raises:
         UnreadableError: One of the files cannot be read.

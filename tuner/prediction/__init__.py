@@ -1,4 +1,5 @@
-"""Prediction of step times from one measured configuration: on other numbers of hosts, with other ways to communicate.
+"""Prediction of step times from one measured configuration: on other numbers of hosts, with other communication
+methods.
 
     breakdown -> `step`: what a rank does without any exchange
     model and precision -> `volumes`: what there is to exchange, and in which pieces

@@ -164,7 +164,7 @@ def _bare_step(
     environment: Environment,
     contention: float,
 ) -> ComputeStep:
-    """Return the compute of an unprofiled step, without the copies and the contention that communication adds."""
+    """Return the compute time of an unprofiled step, without the copies and the contention that communication adds."""
     rate = environment.calibration.copy_bytes_per_s
     step = compute_step(
         breakdown,

@@ -24,7 +24,7 @@ THIN_BYTES = 4.0
 
 
 def sending_ns(choice: Choice, num_elements: float, volumes: Volumes, cluster: Cluster) -> float:
-    """Return the time to send a compressed bucket over all ranks at once."""
+    """Return the time to send a compressed bucket with collectives that span all ranks."""
     method = str(choice["method"])
     if method in ("fp16", "bf16"):
         return cluster.all_reduce_ns(SENT_BYTES[method] * num_elements)
@@ -40,7 +40,7 @@ def sending_ns(choice: Choice, num_elements: float, volumes: Volumes, cluster: C
 
 
 def thin_rows(num_elements: float, volumes: Volumes) -> float:
-    """Return the number of rows, at rank 1, in one of the two factors into which PowerSGD splits a bucket's tensors."""
+    """Return the total number of rows in one of the two factors into which PowerSGD splits each tensor of a bucket."""
     mean_tensor = volumes.num_elements / volumes.num_tensors
     return num_elements / mean_tensor * math.sqrt(mean_tensor)
 

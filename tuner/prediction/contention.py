@@ -18,12 +18,15 @@ from steptune.tuner.strategies.situations import exchange_of
 
 ON_CUDA = 0.5
 """Default contention for a study without a measurement. ViT-L had 0.7 and GPT-2 large 0.5 under DDP on one host with
-four H200 (measured by hand); the default is between them, less the copies of gradients.
+four H200 (measured by hand). The default is a value between them, reduced by the share of gradient copies, which are
+modelled separately.
 """
 ELSEWHERE = 0.0
 MOST = 0.95
 MIN_SPREAD = 0.05
-"""Minimum difference of hidden communication between trials, as a share of the step, for contention to be estimated."""
+"""Minimum difference between trials in hidden communication, as a share of the step, that allows an estimate of
+contention.
+"""
 
 
 def default_contention(device_kind: str) -> float:

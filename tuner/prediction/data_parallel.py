@@ -1,4 +1,5 @@
-"""The tasks of a step under DDP: buckets of gradients beside the backward pass, and ZeRO-1 after it.
+"""The tasks of a step under DDP: buckets of gradients are reduced during the backward pass; with ZeRO-1, ranks also
+send their parts of the updated parameters at the end of the step.
 
     before | forward | backward, in pieces: one a bucket | optimizer
                              reduction of each bucket, as soon as its piece is done

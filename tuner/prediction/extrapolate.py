@@ -41,7 +41,8 @@ LINKS = "links reach the given bandwidth and add only their latency; TCP often r
 def extrapolate(
     study_id: str, basis: Basis, cluster: Cluster, checks: Sequence[Check] = (), *, assumed: Sequence[str] = ()
 ) -> Extrapolation:
-    """Return forecasts for all ways to communicate on a cluster, and the fastest of every family on fewer hosts.
+    """Return forecasts of all communication methods on a cluster, and of the fastest method of each family on fewer
+    hosts.
 
     Args:
         assumed: Assumptions about the cluster.
@@ -89,7 +90,7 @@ def _step_time(forecast: Forecast) -> float:
 
 
 def _forecasts(basis: Basis, cluster: Cluster) -> tuple[list[Forecast], dict[str, str]]:
-    """Return forecasts of the ways that can be run, and the reasons why the others cannot."""
+    """Return forecasts of the communication methods that can be run, and the reasons why the other methods cannot."""
     environment = on_cluster(basis.environment, cluster.num_ranks, cluster.num_hosts)
     found: list[Forecast] = []
     refused: dict[str, str] = {}
@@ -176,8 +177,8 @@ def _distinct(results: Iterable[TrialResult]) -> list[Candidate]:
 
 
 def _comparable(basis: Basis, candidate: Candidate, cluster: Cluster) -> bool:
-    """Say whether a candidate differs from the basis only in how it communicates; the basis itself, predicted as
-    measured, is left out.
+    """Say whether a candidate differs from the basis only in how its ranks communicate; False for the basis itself on
+    the cluster where it was measured.
     """
     rest = [{n: c for n, c in one.choices.items() if n not in COMMUNICATION} for one in (candidate, basis.candidate)]
     return rest[0] == rest[1] and not (candidate == basis.candidate and cluster == basis.cluster)

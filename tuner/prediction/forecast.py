@@ -11,13 +11,13 @@ VALIDATED = (
 
 
 class Forecast(Record):
-    """Forecast of one way to communicate on one number of hosts.
+    """Forecast of one communication method on one number of hosts.
 
     Attributes:
-        family: Family of the way to communicate; each family is shown as one curve.
+        family: Family of the communication method; each family is shown as one curve.
         label: Readable name.
         candidate: All changes to today's settings.
-        numerics: Effect of the way to communicate on the numbers.
+        numerics: Effect of the communication method on the numbers.
         num_hosts: Number of hosts.
         num_ranks: Number of ranks on all hosts.
         step_time_ns: Predicted time of a step.

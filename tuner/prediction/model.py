@@ -46,7 +46,7 @@ class Model:
         return self.step.total_ns + self.unexplained_ns
 
     def step_ns(self, choices: Mapping[str, Choice], cluster: Cluster) -> float:
-        """Return the time of a step with complete choices."""
+        """Return the time of a step, given a choice for every strategy."""
         return self.timeline(choices, cluster).step_ns + self.unexplained_ns
 
     def timeline(self, choices: Mapping[str, Choice], cluster: Cluster) -> Timeline:

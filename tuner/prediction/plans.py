@@ -28,7 +28,7 @@ COMMUNICATION = (
 
 
 class Family(StrEnum):
-    """Group of ways to communicate, shown as one curve."""
+    """Group of communication methods, shown as one curve."""
 
     FLAT = "flat"
     HIERARCHICAL = "hierarchical"
@@ -38,7 +38,7 @@ class Family(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class WayToCommunicate:
-    """One way to communicate, as a set of choices.
+    """One communication method, as a set of choices.
 
     Attributes:
         label: Readable name.

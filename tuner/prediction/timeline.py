@@ -27,7 +27,7 @@ class Lane(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One task of a lane.
+    """One task of compute or of communication.
 
     Attributes:
         work_ns: Time that it takes by itself.

@@ -42,7 +42,7 @@ class Volumes:
 
 
 def volumes_of(model: ModelFacts, choices: Mapping[str, Choice], num_ranks: int) -> Volumes:
-    """Return the volumes of a model under complete choices."""
+    """Return the data volumes that ranks exchange for a model, given a choice for every strategy."""
     exchange = exchange_of(choices)
     formats = formats_of(model, num_ranks, exchange)
     return Volumes(

@@ -273,7 +273,9 @@ def analyse_trace(
 def _device(
     capture: Capture, device: int, calls: OperatorCalls, source: SourceLines, top: int
 ) -> tuple[Segments, GapStats]:
-    """Return the time of a device and the statistics of its gaps; the gaps themselves take memory."""
+    """Return the time of a device and the statistics of its gaps, without the gaps themselves, which would take much
+    memory.
+    """
     segments, found = device_time(capture, device)
     return segments, gap_stats(capture, device, found, calls, source, top)
 
@@ -281,7 +283,9 @@ def _device(
 def _stacks(
     capture: Capture, calls: OperatorCalls, details: Details | None, match: Ints | None
 ) -> tuple[StackNode, ...]:
-    """Return the time by call stack; the stacks are those of the details, if these match the steps."""
+    """Return the time by call stack. The stacks are those of the details window if it matches the steps, else those of
+    the trace.
+    """
     time_ns = device_time_of_operators(capture, calls) if capture.device_numbers else calls.self_ns
     if match is None or details is None:
         return stack_tree(capture.trace, time_ns)
@@ -318,7 +322,7 @@ def _replayed(
     *,
     workers: bool,
 ) -> Replay:
-    """Replay the steps without each cause, and without the work that only some steps do."""
+    """Replay the steps without each cause in turn, and without the extra work that only some steps do."""
     if graph is None:
         low, high = capture.steps.span
         return Replay(recorded_ns=round((high - low) / len(capture.steps)), refusal=NO_LAUNCHES)

@@ -115,12 +115,12 @@ class Arguments:
         return tuple(word == "True" for word in re.findall(r"True|False", text))
 
     def elements(self, position: int) -> int:
-        """Return the number of elements of all tensors in the list at a position."""
+        """Return the total number of elements of the tensors in the list at a position."""
         return sum(map(math.prod, self.lists[position])) if position < len(self.lists) else 0
 
 
 def dtype_name(dtype: str) -> str:
-    """Return the name in `c10::ScalarType`, in lower case, for any spelling that traces use."""
+    """Return a dtype's name in `c10::ScalarType`, in lower case, from any spelling that traces use."""
     name = dtype.lower()
     name = _ALIASES.get(name, name).removeprefix("c10::")
     return _ALIASES.get(name, name)

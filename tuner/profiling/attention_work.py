@@ -76,7 +76,9 @@ def attention_work(name: str, arguments: Arguments) -> Work:
 
 
 def _least(backend: Backend, arguments: Arguments, flops: int) -> int:
-    """Return the minimum FLOP, without masked pairs: half of all FLOP if the mask may be causal."""
+    """Return the minimum FLOP if masked pairs are skipped: half of all FLOP if the mask may be causal, 0 if attention
+    has a window.
+    """
     if backend.window >= 0 and any(size >= 0 for size in arguments.integers(backend.window)):
         return 0
     whole = arguments.flags(backend.causal) == (False,) or arguments.integers(backend.causal) == (0,)

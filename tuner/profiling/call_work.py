@@ -1,4 +1,6 @@
-"""Work of every operator call of a trace, counted once: `linear` has no work of its own beside the `addmm` inside."""
+"""Work of a trace's operator calls, without double counting: the work of a `linear` counts only for the `addmm` that it
+calls.
+"""
 
 from __future__ import annotations
 

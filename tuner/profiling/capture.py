@@ -78,7 +78,7 @@ def link(trace: Trace) -> Capture:
 
 
 def _in_graph(trace: Trace, launches: Launches) -> npt.NDArray[np.bool_]:
-    """Return a mask of operations launched by a CUDA graph: the launching call does not show their phase."""
+    """Return a mask of operations launched by a CUDA graph; their phase cannot be read from the launching call."""
     graph_call = trace.names_matching(r"GraphLaunch")[trace.host.name]
     inside: npt.NDArray[np.bool_] = np.zeros(len(trace.work), dtype=bool)
     known = launches.row >= 0

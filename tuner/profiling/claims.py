@@ -84,7 +84,7 @@ def claimed(
 
 
 def causes_of(findings: Sequence[Finding], subjects: Mapping[str, Subject]) -> list[str]:
-    """Return the replayed causes of findings, in their order."""
+    """Return the replayed causes of the findings, in the order of the findings."""
     known = [subjects[finding.rule] for finding in findings if finding.rule in subjects and _is_replayed(finding)]
     return [subject.cause for subject in known if subject.cause]
 

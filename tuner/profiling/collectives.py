@@ -65,7 +65,7 @@ class CollectiveCalls:
         return len(self.messages)
 
     def shifted(self, by_ns: int) -> CollectiveCalls:
-        """Return the calls with this time added to their clock."""
+        """Return the calls with all times shifted by `by_ns`."""
         times = ("start", "end", "exposed_start", "exposed_end")
         return replace(self, **{name: getattr(self, name) + by_ns for name in times})
 
@@ -105,7 +105,7 @@ def collective_calls(capture: Capture, segments: Segments, device: int | None) -
 
 
 def _inside(start: Ints, end: Ints, intervals: Intervals) -> Ints:
-    """Return the length of each interval's part inside disjoint intervals."""
+    """Return, for each span from `start` to `end`, the length of its part inside `intervals`, which are disjoint."""
     low, high, whole, _ = pieces(start, end, intervals)
     total = np.zeros(len(start), dtype=np.int64)
     np.add.at(total, whole, high - low)
@@ -113,7 +113,9 @@ def _inside(start: Ints, end: Ints, intervals: Intervals) -> Ints:
 
 
 def _steps(capture: Capture, time: Ints) -> Ints:
-    """Return, for each moment, the number in the name of the step mark that contains it."""
+    """Return the step number of each moment, from the `ProfilerStep#N` mark around it; -1 outside all marks, 0 if the
+    trace has no marks.
+    """
     trace = capture.trace
     marks = trace.host_rows(r"^ProfilerStep#\d+$", *HOST)
     marks = marks[trace.host.thread[marks] == capture.steps.thread]
@@ -126,7 +128,9 @@ def _steps(capture: Capture, time: Ints) -> Ints:
 
 
 _Found = tuple[Ints, Ints, Ints, Ints, list[Message]]
-"""Start, end, launch and call number of each operation, and the calls themselves."""
+"""Collectives found in a trace: start, end, launch time and call index of each operation, then the kind and size of
+each call.
+"""
 
 
 def _on_device(capture: Capture, device: int) -> _Found:
@@ -211,7 +215,7 @@ def bus_bandwidth(message: Message, time_ns: float | None) -> float | None:
 
 
 def kinds_of(messages: tuple[Message, ...]) -> dict[Message, list[int]]:
-    """Group the numbers of calls by kind and size of the message."""
+    """Group the indices of calls by the kind and size of their collective."""
     found: dict[Message, list[int]] = {}
     for number, message in enumerate(messages):
         kind = Message(

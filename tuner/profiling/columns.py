@@ -50,7 +50,7 @@ _WORK = {
 }
 MEMORY_EVENT = "[memory]"
 MOST_NS = 2**62
-"""Maximum absolute time (146 years): the sum and the difference of two smaller ones fit into an int64."""
+"""Maximum absolute time (146 years): the sum and the difference of two smaller times fit into an int64."""
 NS_PER_YEAR = 365 * 86_400 * 10**9
 
 
@@ -158,7 +158,7 @@ class Columns:
     # --- one piece --------------------------------------------------------------------------------
 
     def _timed(self, columns: tuple[npt.NDArray[Any], ...]) -> tuple[npt.NDArray[Any], ...]:
-        """Return the events that have a time, with none ending before its start."""
+        """Return the events that have a time; an event that would end before its start ends at its start."""
         start, end, *_ = columns
         negative = end < start
         if negative.any():
@@ -258,7 +258,9 @@ class Columns:
 
 
 def _block(args: Args) -> dict[str, int]:
-    """Return the block that an allocator allocated or freed; empty if the event has no integers."""
+    """Return the address and the size of the memory block that an allocator event describes; empty unless the event has
+    both as integers.
+    """
     if type(args.address) is not int or type(args.block_bytes) is not int or not args.address:
         return {}
     return {"address": args.address, "num_bytes": args.block_bytes}
@@ -377,7 +379,9 @@ def _in_order(columns: list[npt.NDArray[Any]], origin: int) -> list[npt.NDArray[
 
 
 def _by_time(start: Ints, end: Ints) -> Ints:
-    """Return the order by start; at equal starts the longer first, at equal spans as in the file."""
+    """Return the order of events by start time. Of events with the same start, the longest is first; events with the
+    same start and end keep their order in the file.
+    """
     order: Ints = np.argsort(start, kind="stable")
     sorted_start = start[order]
     tied = np.zeros(len(order), dtype=bool)

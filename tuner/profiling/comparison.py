@@ -70,8 +70,8 @@ def compare(
 
 
 def shortened(analysis: TraceAnalysis, top: int, max_cells: int = MAX_CELLS) -> TraceAnalysis:
-    """Return the analysis with at most `top` rows in each list and `max_cells` cells in each lane, which suffices for
-    printing; `compare` and pages need more.
+    """Return a shortened analysis, which suffices for printing: at most `top` rows in each list, and at most
+    `max_cells` cells in each lane of the timeline. `compare` and pages need more.
     """
 
     def cut(rank: RankAnalysis) -> RankAnalysis:
@@ -172,14 +172,18 @@ def _steps(breakdowns: Sequence[Breakdown], *, rescaled: bool) -> list[dict[str,
 
 
 def _own_steps(breakdown: Breakdown) -> Sequence[dict[str, int]]:
-    """Return the recorded steps. An older record has only their mean, which is returned as one step."""
+    """Return the time of each category in each recorded step. An older record has only the mean of its steps, which is
+    returned as one step.
+    """
     if breakdown.steps:
         return breakdown.steps
     return [{name: value // breakdown.num_steps for name, value in breakdown.categories.items()}]
 
 
 def _scaled_steps(breakdown: Breakdown) -> list[dict[str, float]]:
-    """Return the steps with every category scaled so that its mean matches the unprofiled step."""
+    """Return the time of each category in each step, scaled so that its mean matches the category's time in the
+    unprofiled step.
+    """
     steps = _own_steps(breakdown)
     means = {name: statistics.fmean(step.get(name, 0) for step in steps) for name in breakdown.rescaled}
     return [
@@ -218,7 +222,7 @@ def difference(name: str, before: Sequence[float], after: Sequence[float]) -> Di
 def _per_step(
     analysis: TraceAnalysis, rows: Callable[[RankAnalysis], Iterable[tuple[_Key, int, int]]]
 ) -> dict[_Key, tuple[float, float]]:
-    """Return time and count per step and device, by name and category."""
+    """Return the time and the number of kernels or of gaps, per step and device, by name and category."""
     totals: dict[_Key, tuple[float, float]] = {}
     num_devices = len(_breakdowns(analysis))
     for rank in analysis.ranks:
@@ -247,7 +251,7 @@ def _gaps(analysis: TraceAnalysis) -> dict[_Key, tuple[float, float]]:
 def largest(
     before: dict[_Key, tuple[float, float]], after: dict[_Key, tuple[float, float]], record: type[_D], top: int
 ) -> tuple[_D, ...]:
-    """Return the largest changes, by name and category."""
+    """Return the kernels or gaps whose time per step changed most, by name and category."""
     differences = []
     for key in before.keys() | after.keys():
         (before_ns, before_count), (after_ns, after_count) = before.get(key, (0.0, 0.0)), after.get(key, (0.0, 0.0))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from steptune.tuner.records import Compilation, CompilationEvent, Finding
 
 PLACES = 3
-"""Maximum number of places that a finding names."""
+"""Maximum number of places in the code that a finding names."""
 MANY = 5
 """Minimum number of graph breaks for a warning."""
 

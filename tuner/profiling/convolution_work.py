@@ -61,7 +61,7 @@ class ConvolutionWork:
     """Work model for the convolutions of one trace."""
 
     def __init__(self, calls: Iterable[tuple[str, Arguments]]) -> None:
-        """Initialise from the operators' names ("convolution") with their arguments, each combination once."""
+        """Initialise from the distinct pairs of an operator's name ("convolution") and its arguments."""
         found = {_of_gradient(name, arguments) for name, arguments in calls}
         convolutions = [convolution for convolution in found if convolution]
         self._output = _unique(((c.input, c.weight), c.output) for c in convolutions)
@@ -84,7 +84,7 @@ class ConvolutionWork:
 
 
 def _unique(pairs: Iterable[tuple[tuple[Shape, Shape], Shape]]) -> dict[tuple[Shape, Shape], Shape]:
-    """Return the keys that have exactly one value, with that value."""
+    """Return each key that has only one distinct value, with this value."""
     values: dict[tuple[Shape, Shape], set[Shape]] = {}
     for key, value in pairs:
         values.setdefault(key, set()).add(value)

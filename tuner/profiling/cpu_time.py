@@ -54,7 +54,9 @@ def cpu_time(capture: Capture) -> Segments:
 
 
 def stepping_rows(capture: Capture) -> Ints:
-    """Return rows of the operators and annotations inside the steps on the thread that runs them, in order."""
+    """Return the rows of the operators and annotations inside the steps, on the thread that runs the steps, by start
+    time.
+    """
     host, (low, high) = capture.trace.host, capture.steps.span
     wanted = np.isin(host.kind, HOST) & (host.thread == capture.steps.thread)
     start, end = np.clip(host.start, low, high), np.clip(host.end, low, high)
@@ -96,7 +98,7 @@ def _class_of(name: str) -> int:
 
 
 def _phases(capture: Capture, rows: Ints, category: Ints) -> Ints:
-    """Return the number of the phase of each operator that computes; -1 for the others."""
+    """Return, for each operator, the index of its phase in `PHASES`; -1 for operators that do not compute."""
     host = capture.trace.host
     backward = capture.regions.backward.contains(host.thread[rows], host.start[rows])
     phase = np.where(backward, PHASES.index(StepPhase.BACKWARD), PHASES.index(StepPhase.FORWARD))
@@ -110,7 +112,7 @@ def _phases(capture: Capture, rows: Ints, category: Ints) -> Ints:
 def _filled(
     span: tuple[int, int], start: Ints, end: Ints, code: Ints, missing: int = PRIORITY[Category.HOST]
 ) -> tuple[Ints, Ints, Ints]:
-    """Return the segments with the stretches between them filled by a category."""
+    """Return the segments, with the time between them filled by segments of the category `missing`."""
     edges_low = np.concatenate([[span[0]], end])
     edges_high = np.concatenate([start, [span[1]]])
     between = edges_high > edges_low
@@ -122,7 +124,7 @@ def _filled(
 
 
 def _with_waits(capture: Capture, start: Ints, end: Ints, category: Ints) -> tuple[Ints, Ints, Ints]:
-    """Count the host time in which another thread's collective was running as exposed communication.
+    """Count host time as exposed communication where another thread's collective was running.
 
     Time inside operators that only dispatch others (autograd's) stays the host's.
     """

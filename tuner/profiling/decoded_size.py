@@ -13,8 +13,8 @@ MOST_TEXT_BYTES = 4 << 30
 SMALL_BYTES = 64 << 20
 """Maximum length, in bytes, of a text that is decoded without an estimate: decoding it never takes more than 2 GB."""
 COSTS = {b"{": 150, b"[": 80, b",": 64}
-"""Approximate bytes that an object, a list and an element take once msgspec has decoded them, by the character that
-begins each.
+"""Approximate bytes that msgspec needs for each decoded object, for each list and for each element after the first, by
+the JSON character that stands for it: a brace, a bracket or a comma.
 """
 
 
@@ -30,7 +30,7 @@ def joined(parts: Iterable[bytes]) -> bytes:
         if length > MOST_TEXT_BYTES:
             raise TraceError(
                 f"it has more than {_size(MOST_TEXT_BYTES)} without a line that ends an event, unlike the files of "
-                "torch.profiler: record a shorter stretch, ten steps are enough"
+                "torch.profiler: record a shorter stretch (ten steps are enough)"
             )
         kept.append(part)
     return b"".join(kept)
@@ -48,7 +48,7 @@ def check_decoded_size(text: bytes, most_bytes: int) -> None:
     if estimated > most_bytes:
         raise TraceError(
             f"decoding its {_size(len(text))} would take about {_size(estimated)} of memory, more than the limit of "
-            f"{_size(most_bytes)}: record a shorter stretch, ten steps are enough"
+            f"{_size(most_bytes)}: record a shorter stretch (ten steps are enough)"
         )
 
 

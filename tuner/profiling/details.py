@@ -65,7 +65,7 @@ def read_details(file: DetailsFile) -> Details:
 
 
 def details_of(trace: Trace, num_steps: int) -> Details:
-    """Return the details of a trace in memory."""
+    """Build the window with details from a trace in memory."""
     capture = link(trace)
     calls = operator_calls(trace, capture.launches, trace.span)
     source = SourceLines(trace, calls)
@@ -89,7 +89,7 @@ def matched(trace: Trace, steps: StepWindows, details: Details) -> Ints:
 
 
 def _by_name(trace: Trace, low: int, high: int) -> dict[str, Ints]:
-    """Return rows of operators that begin in a stretch, in order, by name."""
+    """Return the rows of the operators that begin in an interval, grouped by name; each group is in row order."""
     host = trace.host
     rows = np.flatnonzero((host.kind == Kind.OPERATOR) & (host.start >= low) & (host.start < high))
     if len(rows) == 0:
@@ -100,7 +100,9 @@ def _by_name(trace: Trace, low: int, high: int) -> dict[str, Ints]:
 
 
 def seen_in(match: Ints, time_ns: Ints, num_rows: int) -> Ints:
-    """Transfer times by row of `trace.host` to the matching rows of the details window."""
+    """Map times, given by row of `trace.host`, to the matching rows of the details window, and add up those with the
+    same match.
+    """
     found = np.zeros(num_rows, dtype=np.int64)
     known = match >= 0
     np.add.at(found, match[known], time_ns[known])

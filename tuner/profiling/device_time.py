@@ -18,7 +18,7 @@ OVERLAPPING = (Category.COMMUNICATION, Category.PIPELINE_BUBBLE, Category.COPY_H
 
 
 def device_rows(capture: Capture, device: int) -> Ints:
-    """Return rows of a device's work that touches the steps."""
+    """Return the rows of a device's operations that overlap the steps."""
     low, high = capture.steps.span
     rows = capture.trace.work_rows(device)
     work = capture.trace.work
@@ -26,7 +26,7 @@ def device_rows(capture: Capture, device: int) -> Ints:
 
 
 def device_time(capture: Capture, device: int) -> tuple[Segments, Gaps]:
-    """Return segments that tile the steps, and the gaps among them."""
+    """Return segments that tile the steps, idle time included, and the idle gaps with their causes."""
     span, work = capture.steps.span, capture.trace.work
     rows = device_rows(capture, device)
     category = capture.category[rows]
@@ -61,8 +61,8 @@ def device_time(capture: Capture, device: int) -> tuple[Segments, Gaps]:
 
 
 def _overlapped(capture: Capture, rows: Ints, category: Ints, computes: np.ndarray) -> dict[str, int]:
-    """Return the time of communication and copies that compute hides: it is reported beside the exclusive categories,
-    not in their sum.
+    """Return the time of communication and copies that compute hides. It is reported separately and is not part of the
+    sum of the exclusive categories.
     """
     work, span = capture.trace.work, capture.steps.span
     start, end = np.clip(work.start[rows], *span), np.clip(work.end[rows], *span)

@@ -1,4 +1,5 @@
-"""Diagnosis of a breakdown by the rules that find the limits of its step (`rules`, one subject a file).
+"""Diagnosis of a breakdown by rules, each of which finds one cause that makes the step longer (`rules`, one file per
+subject).
 
 A rule checks exclusive shares of the (rescaled) step. It fires at its lowest threshold; the higher
 ones raise its severity. A finding names its evidence, the advice, the strategies that would act on
@@ -40,8 +41,8 @@ from steptune.tuner.strategies.registry import strategies_for
 BAD_CAPTURE = "bad_capture"
 """Name of the rule whose findings state why a capture cannot be trusted."""
 NOTABLE = 0.01
-"""Minimum excess, as a share of the step, of a gain with other causes present over the gain without them, for that
-excess to be reported.
+"""Minimum excess, as a share of the step, of a finding's gain while the other causes remain over its gain once they are
+removed; a smaller excess is not reported.
 """
 RULES: tuple[Rule, ...] = (
     *INPUT_RULES,
@@ -58,7 +59,7 @@ SUBJECTS: Mapping[str, Subject] = {
 }
 """Categories and replayed cause of every rule."""
 UNKNOWN_PROBLEM = "profile again with more warm-up and less detail"
-"""Advice if an older record does not name the problem of its capture."""
+"""Advice for a bad capture whose problem is unknown, as in older records."""
 
 
 def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
@@ -137,7 +138,7 @@ def _most(rule: Rule, evidence: Evidence, gain: Gain | None, share: float) -> fl
 
 
 def _beside(gain: Gain | None) -> float:
-    """Return the bound of a gain simulated with other causes present; 0 if it was not simulated."""
+    """Return the upper bound on a gain that was simulated with the other causes present; 0 if it was not simulated."""
     return gain.bound if gain is not None and gain.expected is not None else 0.0
 
 

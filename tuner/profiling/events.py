@@ -50,7 +50,7 @@ class Args(
         "device_type": "Device Type",
     },
 ):
-    """Arguments of an event that Steptune reads. Default values mean that an argument was not recorded."""
+    """Event arguments that Steptune reads. A default value means that the argument was not recorded."""
 
     correlation: int = -1
     external: int = -1
@@ -86,7 +86,7 @@ NO_ARGS = Args()
 
 
 class Event(msgspec.Struct, gc=False):
-    """Event of a usual file, with times as numbers."""
+    """Event with times as numbers, for files whose times are small enough for floats."""
 
     ph: str = ""
     cat: str = ""
@@ -135,7 +135,7 @@ class ExactEventFile(Header, kw_only=True, rename={"trace_events": "traceEvents"
 
 
 def loose_event(row: Any) -> ExactEvent | None:
-    """Return a row with unusual field types as an event; None if it cannot be an event."""
+    """Return an event from a JSON value with unusual field types; None if the value cannot be an event."""
     if not isinstance(row, dict):
         return None
     args = row.get("args")
@@ -172,7 +172,7 @@ def _text(value: Any) -> str:
 
 
 def _identity(value: Any) -> int | str:
-    """Return a process or thread id as strict decoding would."""
+    """Return a process or thread id in the type that strict decoding gives: an integer if it is one, else text."""
     return value if isinstance(value, int) else _text(value)
 
 

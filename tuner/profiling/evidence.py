@@ -17,13 +17,14 @@ SEVERITIES = ("note", "warning", "high")
 PLACES = 3
 """Maximum number of kernels or gaps that a finding names."""
 RECURRING = 0.6
-"""Minimum share of steps with stalls for stalls to count as part of every step; below that share, the finding names the
-steps.
+"""Minimum share of the steps that must contain stalls for the stalls to count as recurring; below it, the finding lists
+the steps with stalls.
 """
 UNPACED = 0.3
-"""Minimum share of the device's waits for the host that stalls and batches must cause to set the pace, in place of
-dispatch. In launch-bound steps the longest 1 % of the gaps are 8 to 12 % of the waits; for a rank that sleeps, 52 and
-58 %.
+"""Maximum share of stalls and batch waits in the time that the device waits for the host, for a step to count as paced
+by dispatch.
+
+In launch-bound steps the longest 1 % of the gaps are 8 to 12 % of that time; for a rank that sleeps, 52 and 58 %.
 """
 
 
@@ -86,17 +87,21 @@ class Evidence:
         return self.late_part * self.breakdown.removable_share(Category.COMMUNICATION)
 
     def own_part(self, category: Category) -> float:
-        """Return the part of a category that is neither waiting for late ranks nor a stall."""
+        """Return the share of a category's time that is spent neither waiting for late ranks nor in stalls."""
         if category is Category.COMMUNICATION:
             return 1.0 - self.late_part
         return 1.0 - self.breakdown.stalled_share if category is Category.HOST else 1.0
 
     def gain(self, cause: str, share: float) -> Gain | None:
-        """Return the gain of removing a cause: from the replay, or else a range from zero to a share of the step."""
+        """Return the gain of removing a cause: the replayed gain, or else a range from zero to the given share of the
+        step.
+        """
         return gain_of(self._replay(cause), cause, share, self.idle_share)
 
     def saved(self, cause: str) -> float | None:
-        """Return the share of the step saved without a cause, by replay; None if no replay gives a single figure."""
+        """Return the share of the step that removing a cause saves in the replay; None if no replay gives a single
+        figure.
+        """
         return saved_share(self._replay(cause), cause)
 
     def _replay(self, cause: str) -> Replay | None:
@@ -115,14 +120,14 @@ class Evidence:
 
     @property
     def is_paced_by_dispatch(self) -> bool:
-        """Say whether the device mostly waits for launches, and little for stalls and batches of the host."""
+        """Say whether the device's waits for the host are mostly waits for launches, not for stalls or batches."""
         others = self.stalled_share + self.share(Category.DATA_WAIT, Category.EPOCH_RESTART)
         return others <= UNPACED * (others + self.share(Category.HOST, Category.LAUNCH_LATENCY))
 
     @property
     def sets_launches_aside(self) -> bool:
-        """Say whether another cause must be removed before launches: recurring stalls, or, if they cost more than
-        launches, rare stalls or waits for batches.
+        """Say whether another cause must be removed before the cost of launches is addressed: stalls that recur, or any
+        stalls or waits for batches that cost more than the launches.
         """
         if self.is_paced_by_dispatch:
             return False

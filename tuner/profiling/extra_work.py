@@ -22,7 +22,7 @@ from steptune.tuner.trace_records import ExtraWork
 
 LEAST_STEPS = 4
 MORE = 1.2
-"""Minimum number of operations of a step that does extra work, as a multiple of the median step's number."""
+"""Minimum number of operations for a step to count as doing extra work, as a multiple of the median over the steps."""
 USUAL = r"^ProfilerStep#|^Optimizer\.|^autograd::|^PyTorch Profiler|^torch/|^<|^nn\.Module: "
 """Pattern for names that do not identify extra work: annotations of PyTorch and its profiler, and functions outside the
 user's code.

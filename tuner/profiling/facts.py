@@ -27,7 +27,7 @@ COMPILED = (
     r"^Torch-Compiled Region|^CompiledFunction(Backward)?$|^## Call CompiledFxGraph|^(inductor|TorchDynamo)|"
     r"^(triton_(poi|red|per|tem|for|mm)_|cpp_fused_)|^graph_\d+_cpp_fused"
 )
-"""Names that only torch.compile produces: regions and functions of the host, kernels of TorchInductor."""
+"""Pattern for names that only torch.compile produces: host regions and functions, and kernels of TorchInductor."""
 GRAPH_LAUNCH = r"GraphLaunch"
 COMPILED_UPDATE = re.compile(r"^triton_(poi|for|red|per)_|^cpp_fused_")
 FUSED_UPDATE = re.compile(
@@ -40,7 +40,7 @@ FUSED_UPDATE = re.compile(
     r"kOptimizer(32bit|Static8bit|8bit)|kPreconditionOptimizer|_?(fused|single_param)_adam\w*",
 )
 FUSED_CLASS = re.compile(r"Fused|CPUAdam|8bit|4bit|Fp8", re.IGNORECASE)
-"""Optimizer classes that have only a fused implementation."""
+"""Pattern for optimizer classes whose only implementation is fused."""
 FOREACH_UPDATE = re.compile(r"^aten::_foreach_|multi_tensor_apply_kernel")
 PLAIN_UPDATE = re.compile(r"^aten::(add|sub|mul|div|addcmul|addcdiv|lerp|sqrt|copy)_$")
 OPTIMIZER_MARK = re.compile(r"^Optimizer\.step#(?P<name>\w+)\.step$")
@@ -80,8 +80,8 @@ KERNEL_DTYPES = (
 )
 """Dtypes by a substring of a kernel's name; the first match counts. A name without a match has an unknown dtype."""
 MOST = 0.5
-"""Minimum share of all matmul time that must have a known dtype, and minimum share of that known time that one dtype
-must take to be reported.
+"""Minimum share of the matmul time with a known dtype for a dtype to be reported, and minimum share of this known time
+that the reported dtype takes.
 """
 CONVERSIONS = r"nchwToNhwc|nhwcToNchw"
 CHANNELS_LAST = r"nhwc"
@@ -248,13 +248,13 @@ def _matmul_dtype(capture: Capture, texts: tuple[str, ...], times: Ints) -> str:
 
 
 def kernel_dtype(name: str) -> str:
-    """Return the arithmetic that the name of a matmul kernel states; empty if it states none."""
+    """Return the arithmetic (such as "tf32") that a matmul kernel's name states; empty if it states none."""
     found = next((dtype for dtype, pattern in KERNEL_DTYPES if pattern.search(name)), "")
     return "" if found == "float32" and uses_tensor_cores(name) else found
 
 
 def _recorded_dtype(capture: Capture) -> str:
-    """Return the argument dtype of most matmul operators; empty if argument types were not recorded."""
+    """Return the most common argument dtype of the matmul operators; empty if argument types were not recorded."""
     trace, (low, high) = capture.trace, capture.steps.span
     rows = trace.host_rows(MATMULS, Kind.OPERATOR)
     rows = rows[(trace.host.start[rows] >= low) & (trace.host.start[rows] < high) & (trace.host.shape[rows] >= 0)]
@@ -269,7 +269,9 @@ def _recorded_dtype(capture: Capture) -> str:
 
 
 def _faster_dtypes(trace: Trace, device: int | None, texts: Iterable[str]) -> tuple[str, ...] | None:
-    """Return the faster dtypes of the device's architecture; None if the trace does not state the architecture."""
+    """Return the dtypes whose matmuls are faster than FP32 on the device's architecture; None if the trace does not
+    state the architecture.
+    """
     if device is None:
         return None
     known = next((d for d in trace.devices if d.number == device), None)
@@ -294,7 +296,7 @@ def _built_for(name: str) -> int:
 
 
 def _channels_last(texts: tuple[str, ...], times: Ints, conversions: int) -> bool | None:
-    """Say whether convolutions use NHWC without a conversion; None if no name states a layout."""
+    """Say whether convolutions use NHWC without a conversion; None if no kernel's name states a layout."""
     layout = _time_of(texts, times, lambda text: re.search(CHANNELS_LAST, text) and not re.search(CONVERSIONS, text))
     return None if not layout else conversions < 0.02 * layout
 

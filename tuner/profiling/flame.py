@@ -18,7 +18,7 @@ from steptune.tuner.trace_records import StackNode
 
 MAX_NODES = 400
 LEAST_SHARE = 0.002
-"""Minimum share of all time for a node: smaller ones would be no wider than a line in the graph."""
+"""Minimum share of the total time for a node to be kept: a smaller node would be no wider than a line in the graph."""
 MODULE = "nn.Module: "
 
 
@@ -67,7 +67,9 @@ def _nodes(trace: Trace) -> tuple[Ints, Ints, Ints]:
 
 
 def _around(trace: Trace) -> tuple[Ints, list[Ints]]:
-    """Return the row that contains each row of `trace.host`, or -1, and the rows of all threads by depth."""
+    """Return, for each row of `trace.host`, the row directly around it (-1 if none); also return the rows of all
+    threads, grouped by depth.
+    """
     host = trace.host
     shown = np.array([is_user_frame(name) or name.startswith(MODULE) for name in trace.names], dtype=bool)
     python = (host.kind == Kind.PYTHON) & shown[host.name]

@@ -31,7 +31,7 @@ COPIES = (PRIORITY[Category.COPY_H2D], PRIORITY[Category.COPY_D2H])
 
 @dataclass(frozen=True, kw_only=True)
 class Floors:
-    """Least times of calls and of device operations.
+    """Minimum possible times (floors) of calls and of device operations.
 
     Attributes:
         of_call_ns: Least time of a call by row of `trace.host`; NaN if unknown.
@@ -84,8 +84,8 @@ def _copies(capture: Capture, calls: OperatorCalls) -> Mask:
 
 
 def _least_times(work: Work, kernel: str, peak: Peak) -> tuple[float, float, float]:
-    """Return the nanoseconds that a call needs at the peaks for its necessary FLOP, for its bytes, and for its FLOP as
-    counted.
+    """Return the time of a call at the device's peak rates, in nanoseconds, by three measures: its necessary FLOP, its
+    bytes, and its FLOP as counted.
     """
     rate = peak.flops_per_s.get(_arithmetic(work.dtype, kernel), np.nan)
     needed = np.nan if work.needed_flops is None or FEWER.search(kernel) else work.needed_flops / rate * 1e9

@@ -20,18 +20,20 @@ REPLAY_MARGIN = 0.02
 simulated pairs have a smaller error (benchmarks/replay.py).
 """
 AS_LARGE = 1.05
-"""Minimum ratio of the speed-up from removing launches to the speed-up from removing a cause at one place, for launches
-to come first: launches cost time throughout the step.
+"""Minimum ratio of the speed-up from removing launches to the speed-up from removing another cause, for launches to be
+listed first.
+
+The cost of launches is spread over the step; other causes act at a single place.
 """
 SPREAD_OUT = ("launch_bound",)
 LATE_RULE = "rank_skew"
 ASIDE = "aside"
-"""Evidence key of a finding that is to be addressed after another finding, whatever the gains of the two."""
+"""Evidence key of a finding that is to be addressed after another finding, even if its own gain is larger."""
 REMOVED_FIRST = ("host_stall", "input_bound")
 """Rules whose causes are removed before the cost of launches is addressed."""
 BESIDE = "beside_others"
-"""Evidence key for the share of the step that a finding's advice could save while other causes remain, if that exceeds
-the finding's gain without them.
+"""Evidence key for the share of the step that a finding's advice could save while the other causes remain; set only if
+that exceeds the finding's gain after those causes are removed.
 """
 
 
@@ -98,18 +100,21 @@ def gain_of(replay: Replay | None, cause: str, share: float, idle: float = 1.0) 
 
 
 def bound_of(gain: Gain | None, most: float, share: float) -> float:
-    """Return the bound of a finding: from its simulated gain, or else from its categories."""
+    """Return the maximum saving of a finding, as a share of the step: from the replayed gain, or else from the time of
+    its categories.
+    """
     return gain.bound if gain is not None and gain.expected is not None else _bounded(most, share)
 
 
 def _bounded(bound: float, share: float) -> float:
-    """Limit the bound of a finding to the share of the step that it covers."""
+    """Limit the maximum saving of a finding to the share of the step that the finding covers."""
     assert bound <= share + 1e-9, f"a bound of {bound:.3f} exceeds the share of its categories, {share:.3f}"
     return min(bound, share)
 
 
 def by_worth(findings: Iterable[Finding]) -> list[Finding]:
-    """Sort findings: those with an expected gain first, the largest gain leading; then the others by their bound.
+    """Sort findings: those with an expected gain first, the largest gain leading; then the others by their maximum
+    saving.
 
     A finding that is set aside follows the cause that has to be removed first, and counts at most as much.
     """
@@ -128,7 +133,7 @@ def by_worth(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def late_first(findings: Sequence[Finding]) -> list[Finding]:
-    """Move the finding of a late rank before those on the compute and waits of its peers, whatever their size.
+    """Move the finding of a late rank before the findings on other ranks' compute and waits, regardless of their gains.
 
     Only launches that cost all ranks more than the wait for the late rank stay before it: they concern no single rank.
     """

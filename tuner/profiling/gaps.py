@@ -1,7 +1,8 @@
-"""Causes of a device's idle time: gaps, cut at the launch call and blamed on the launching thread's activity.
+"""Causes of a device's idle time: each gap is split at the launch call and attributed to the launching thread's
+activity.
 
 A gap of a device ends with an operation. Before the call that launched it, the host was late, and that
-part is blamed on what the launching thread was doing: waiting for data, synchronising, allocating,
+part is attributed to what the launching thread was doing: waiting for data, synchronising, allocating,
 running the optimizer, or anything else. After the call comes the usual latency of a launch. If the
 call came before the gap, the same length of time counts as the device's switch to a queued operation.
 Beyond that the operation was queued but blocked: by another stream, a peer or a full queue.
@@ -24,8 +25,7 @@ USUAL_LATENCY_NS = 10_000
 """Default latency of a launch into an empty queue, for traces that show none."""
 LATENCY_RANGE_NS = (2_000, 50_000)
 LATENCY_QUANTILE = 0.9
-"""Quantile that counts as the launch latency, among the delays of launches into an empty queue, where nothing can block
-a launch.
+"""Quantile used as the launch latency, taken over the delays of launches into an empty queue, which nothing can block.
 """
 
 NO_ROW = -1
@@ -34,7 +34,7 @@ NOTHING_RECORDED = -1
 
 @dataclass(frozen=True, kw_only=True)
 class Gaps:
-    """Idle gaps of one device in order, and the pieces into which they were cut.
+    """Idle gaps of one device in order, and the parts into which they are split by cause.
 
     Attributes:
         start, end: int64 by gap.
@@ -56,7 +56,8 @@ class Gaps:
 
 
 class Blame:
-    """Activity of each host thread, by priority: data, synchronisation, allocation, optimizer, host.
+    """Activity of each host thread over time. Of several activities at once, the first in this order counts: data,
+    synchronisation, allocation, optimizer, host.
 
     If the trace has no events of a thread at that time (for instance a prefetching thread), it is taken to wait for the
     thread that runs the steps, whose activity is blamed.
@@ -78,7 +79,9 @@ class Blame:
         self._covers: dict[int, tuple[Ints, Ints, Ints]] = {}
 
     def split(self, start: Ints, end: Ints, thread: int) -> tuple[Ints, Ints, Ints, Ints]:
-        """Split stretches of one thread into pieces: starts, ends, number of the stretch, category."""
+        """Split intervals of one thread by activity; return the starts, ends, interval numbers and categories of the
+        parts.
+        """
         low, high, whole, code = self._split(start, end, thread)
         silent = code == NOTHING_RECORDED
         if thread != self._stepping and silent.any():

@@ -68,7 +68,7 @@ def pieces(start: Ints, end: Ints, cuts: Intervals) -> tuple[Ints, Ints, Ints, I
 
 
 def distinct(values: Ints) -> Ints:
-    """Return the distinct values in order.
+    """Return the distinct values, sorted.
 
     `np.unique` hashes integers, which takes a hundred times as long if most of a million values differ.
     """
@@ -87,7 +87,8 @@ def median(values: npt.NDArray[Any]) -> float:
 
 
 def cover(window: tuple[int, int], sets: Sequence[Intervals]) -> tuple[Ints, Ints, Ints]:
-    """Cut a window into segments and return which set covers each; the first set has priority.
+    """Cut a window into segments, and return which of several sets of intervals covers each; earlier sets have
+    priority.
 
     Args:
         window: Half-open [start, end).
@@ -117,7 +118,9 @@ def cover(window: tuple[int, int], sets: Sequence[Intervals]) -> tuple[Ints, Int
 
 
 def histogram(start: Ints, end: Ints, code: Ints, num_codes: int, boundaries: Ints) -> Ints:
-    """Return the length by code between each two adjacent boundaries: an int64 matrix (intervals, codes)."""
+    """Return, between each two adjacent boundaries, the total length of the intervals of each code: int64 of shape
+    (len(boundaries) - 1, num_codes).
+    """
     low, high, whole, row = pieces(start, end, (boundaries[:-1], boundaries[1:]))
     totals = np.zeros((len(boundaries) - 1, num_codes), dtype=np.int64)
     np.add.at(totals, (row, code[whole]), high - low)

@@ -1,4 +1,4 @@
-"""Statistics of a device's gaps, and the longest gaps with the operations on both sides."""
+"""Statistics of a device's gaps, and the longest gaps with the operations before and after each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from steptune.tuner.trace_records import Gap, GapStats
 
 BUCKETS = ("<1 us", "1-10 us", "10-100 us", "0.1-1 ms", "1-10 ms", ">10 ms")
 BUCKET_EDGES_NS = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
-"""Lower edges of all buckets except the first."""
+"""Lower edges, in nanoseconds, of the buckets of gap lengths; the first bucket has none."""
 NO_ROW = -1
 
 
@@ -82,8 +82,8 @@ def rows_before(capture: Capture, device: int, time: Ints) -> Ints:
 
 
 def dominant_categories(gaps: Gaps, numbers: Ints) -> Ints:
-    """Return, for each gap, the `PRIORITY` number of the category with the largest part of the gap; for ties, the first
-    in that order.
+    """Return, for each gap, the `PRIORITY` number of the category with the largest part of the gap; if categories tie,
+    the smallest number.
     """
     place = np.full(len(gaps.start), NO_ROW, dtype=np.int64)
     place[numbers] = np.arange(len(numbers))

@@ -36,7 +36,7 @@ def uses_tensor_cores(name: str) -> bool:
 
 
 def kernel_stats(capture: Capture, top: int = 20) -> tuple[KernelStats, ...]:
-    """Return the kernels of all devices by name, the most time first. Times are cut at the span of the steps."""
+    """Return the kernels of all devices by name, the most time first. Only time within the steps counts."""
     trace, (low, high) = capture.trace, capture.steps.span
     rows, time = _kernels(capture)
     if len(rows) == 0:

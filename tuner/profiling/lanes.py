@@ -1,8 +1,9 @@
-"""Lanes of every stream and thread: each event is a cell; if there are too many, short neighbours are merged.
+"""Timeline lanes of devices, streams and threads: each event is a cell; if a lane has too many, short neighbouring
+cells are merged.
 
-Merging makes one cell for each category in a stretch, with the exact time of
-it there and the number of its events. So a picture can always draw as much of a stretch as was busy, and of each
-category as much as there was: no cell hides a gap or another category.
+Merging makes one cell for each category in an interval, with the category's exact time and number of events in the
+interval. So a picture can always show how much of an interval was busy, and how much each category took: no cell hides
+a gap or another category.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from steptune.tuner.profiling.trace import Kind
 from steptune.tuner.trace_records import Lane
 
 MAX_CELLS = 3000
-"""Maximum number of cells of a lane in an analysis: three to a pixel of most screens."""
+"""Maximum number of cells in a lane of an analysis: three for each pixel of most screens."""
 FULL_CELLS = 80_000
-"""Maximum number of cells of a lane for a close view: its line of JSON stays below the size limit of stored lines."""
+"""Maximum number of cells in a lane for a close view: as one line of JSON, such a lane stays below the size limit of
+stored lines.
+"""
 MAX_LANES = 24
 """Maximum number of lanes: more rows cannot be told apart on a screen."""
 MAX_STREAMS = 6
@@ -36,7 +39,8 @@ _HOST = PRIORITY[Category.HOST]
 
 @dataclass(frozen=True, kw_only=True)
 class Spans:
-    """Cells of one lane in order. Stretches do not overlap; cells merged in the same stretch share its start and end.
+    """Cells of one lane in order. The intervals of cells do not overlap; cells merged in the same interval share its
+    start and end.
 
     Attributes:
         start, end: int64 nanoseconds.
@@ -58,7 +62,7 @@ class Spans:
 
 
 def lanes_of(capture: Capture, segments: Mapping[str, Segments], max_cells: int = MAX_CELLS) -> tuple[Lane, ...]:
-    """Return the lanes of each device and of its streams, then those of the threads.
+    """Return the lanes of each device and of its streams, then the lanes of the threads.
 
     Args:
         segments: Segments of each device, which tile the steps.
@@ -76,8 +80,8 @@ def lanes_of(capture: Capture, segments: Mapping[str, Segments], max_cells: int 
 
 
 def merged(spans: Spans, max_cells: int) -> Spans:
-    """Merge neighbouring cells shorter than a width: the smallest width that leaves at most `max_cells` cells. If the
-    categories alone take more cells, everything is merged at the largest width.
+    """Merge neighbouring cells shorter than a width, which grows until at most `max_cells` cells are left. If even one
+    cell per category is too many, everything is merged at the largest width.
     """
     if len(spans) <= max_cells:
         return spans
@@ -93,14 +97,16 @@ def merged(spans: Spans, max_cells: int) -> Spans:
 
 
 def merged_below(spans: Spans, width_ns: int) -> Spans:
-    """Merge neighbouring cells shorter than a width that begin in the same stretch of this width."""
+    """Merge neighbouring cells shorter than a width if they begin in the same interval of this width."""
     if len(spans) == 0:
         return spans
     return _joined(spans, _runs(spans, width_ns))
 
 
 def _runs(spans: Spans, width: int) -> Ints:
-    """Return the run number of each cell; a run is one long cell, or short neighbours in one stretch of this width."""
+    """Return the run number of each cell. A run is one long cell, or short neighbouring cells that begin in the same
+    interval of the given width.
+    """
     short = (spans.end - spans.start) < width
     bucket = (spans.start - spans.start[0]) // width  # from the first one: no width joins what lies around zero
     together = (spans.start[1:] == spans.start[:-1]) & (spans.end[1:] == spans.end[:-1])
@@ -110,7 +116,7 @@ def _runs(spans: Spans, width: int) -> Ints:
 
 
 def _joined(spans: Spans, run: Ints) -> Spans:
-    """Return one cell for each run and category, with the name of its longest event."""
+    """Merge the cells of each run by category, and name each merged cell after its longest event."""
     num_runs = int(run[-1]) + 1
     low = np.full(num_runs, np.iinfo(np.int64).max)
     high = np.full(num_runs, np.iinfo(np.int64).min)
@@ -133,7 +139,7 @@ def _joined(spans: Spans, run: Ints) -> Spans:
 
 
 def _tiles(segments: Segments, named: tuple[Ints, Ints, Ints]) -> Spans:
-    """Return spans of a device, with the name of the operation that ran when each segment began."""
+    """Return a device's segments as cells, each with the name of the operation that ran when the segment began."""
     start, end, name = named
     length = segments.end - segments.start
     found = np.full(len(length), _NO_NAME, dtype=np.int64)
@@ -214,7 +220,9 @@ def _threads(capture: Capture) -> Iterator[tuple[str, Spans]]:
 
 
 def _innermost(capture: Capture, thread: int) -> tuple[Ints, Ints, Ints]:
-    """Return starts, ends and rows in `trace.host` of the innermost call at each moment; step marks do not count."""
+    """Return starts, ends and rows of `trace.host` for the intervals in which a call is the innermost one. Step marks
+    are not counted as calls.
+    """
     host, (low, high) = capture.trace.host, capture.steps.span
     marks = capture.trace.names_matching(r"^ProfilerStep#\d+$")
     start, end = np.clip(host.start, low, high), np.clip(host.end, low, high)

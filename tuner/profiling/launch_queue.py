@@ -50,8 +50,8 @@ def _of_stream(
 
 
 def depth_over_time(launch: Ints, start: Ints, span: tuple[int, int]) -> tuple[tuple[int, int], ...]:
-    """Return (moment, depth from then on) from the beginning of a span, thinned out so that the largest and the
-    smallest depth of every stretch stay.
+    """Return pairs (moment, queue depth from then on), with moments relative to the span's beginning. Points are
+    thinned out; each group of consecutive points keeps its largest and smallest depth.
     """
     moment = np.clip(np.concatenate([launch, start]), *span) - span[0]
     change = np.repeat(np.array([1, -1], dtype=np.int64), len(launch))

@@ -15,8 +15,8 @@ MAX_POINTS = 500
 
 
 def memory_stats(capture: Capture) -> tuple[MemoryStats, ...]:
-    """Return memory by device over the whole trace: a peak before the first step counts. Empty without allocator
-    events.
+    """Return the memory of each device over the whole trace, including peaks before the first step. Empty without
+    allocator events.
     """
     trace = capture.trace
     by_device: dict[str, list[MemoryPoint]] = {}
@@ -40,9 +40,10 @@ def memory_stats(capture: Capture) -> tuple[MemoryStats, ...]:
 
 
 def thinned(columns: Ints) -> Ints:
-    """Return which rows of (time, allocated, reserved) to keep, at most `MAX_POINTS`: the extremes of each stretch.
+    """Return which rows of (time, allocated, reserved) to keep, at most `MAX_POINTS`: the extremes of each group of
+    consecutive rows.
 
-    All stretches have equally many rows. The first and the last row stay, and in each stretch the highest and lowest
+    All groups have equally many rows. The first and the last row stay, and in each group the highest and lowest
     allocation and the highest reservation, and so every peak.
     """
     count = len(columns)

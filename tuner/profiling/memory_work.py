@@ -44,7 +44,8 @@ UPDATES = {
     "_fused_adagrad_": ((0, 2), (1,)),
 }
 LOOKUPS = re.compile(r"embedding|index|gather|scatter|slice|select|roll|sort|cat")
-"""Pattern for operators that may read or write only a part of a tensor, by their names within the name of a fusion."""
+"""Pattern for operator names within a fused kernel's name: such an operator may read or write only a part of a tensor.
+"""
 FUSION = re.compile(r"^triton_(poi|red|per|for)_")
 
 
@@ -110,8 +111,8 @@ def _known(tensors: Sequence[Tensor]) -> bool:
 
 
 def _looked_up(base: str, arguments: Arguments) -> int | None:
-    """Return the compulsory bytes of a lookup: indices and written rows. The gradient of a table also reads the
-    gradient of its output.
+    """Return the compulsory bytes of a table lookup or its backward pass: indices and written rows; the backward pass
+    also reads the output's gradient.
     """
     first = arguments.shape(0)
     size = item_bytes_of(arguments.tensors)

@@ -7,14 +7,16 @@ from collections.abc import Iterator
 from steptune.tuner.trace_records import ModuleDifference, ModuleStats, TraceAnalysis
 
 MORE = 1.05
-"""Minimum ratio of two counts, or of two numbers of bytes, for a change to be reported."""
+"""Minimum ratio of one run's count, or number of bytes, to the other run's for a change to be reported."""
 NUM_NAMED = 2
-"""Maximum number of kernels that a cause names for each side."""
+"""Maximum number of kernels that the description of a change names for each of the two runs."""
 LONGEST_NAME = 60
 
 
 def compare_modules(before: TraceAnalysis, after: TraceAnalysis, top: int) -> tuple[ModuleDifference, ...]:
-    """Return modules by the largest change in their own operators' time; none if a side has no call stacks."""
+    """Return the modules with the largest changes in their own operators' time, the largest first; none if either run
+    has no call stacks.
+    """
     first, second = _modules(before), _modules(after)
     if not first or not second:
         return ()

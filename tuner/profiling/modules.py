@@ -128,7 +128,9 @@ def _forward_operators(trace: Trace) -> Ints:
 
 
 def _nearest(is_meant: npt.NDArray[np.bool_], parent: Ints, operators: Ints) -> Ints:
-    """Return, for each operator (by row), the nearest marked one: itself or one around it; -1 if there is none."""
+    """Return, for each operator (by row), the nearest operator that `is_meant` selects: itself or one around it; -1 if
+    there is none.
+    """
     found = np.full(len(parent), NO_ROW, dtype=np.int64)
     searching, around = operators, operators
     while len(searching):
@@ -140,7 +142,9 @@ def _nearest(is_meant: npt.NDArray[np.bool_], parent: Ints, operators: Ints) -> 
 
 
 def _below_models(paths: dict[int, Path], again: Ints) -> dict[int, Path]:
-    """Return the module path by row of a frame; recomputed modules are placed below the path of their first call."""
+    """Return the module path of each frame, by row. Recomputed modules are placed under the parents of their first
+    call.
+    """
     roots = {paths[row][0] for row in set(again.tolist())}
     first: dict[str, Path] = {}
     for path in paths.values():
@@ -152,7 +156,7 @@ def _below_models(paths: dict[int, Path], again: Ints) -> dict[int, Path]:
 def module_stats(
     capture: Capture, calls: OperatorCalls, groups: CallGroups, modules: Modules, top: int = 20
 ) -> tuple[ModuleStats, ...]:
-    """Return modules with the most time on the device (on a CPU, of operators), nested modules included."""
+    """Return the modules with the most device time (on a CPU: operator time), nested modules included."""
     if not modules.paths:
         return ()
     time_ns = groups.time_ns

@@ -26,7 +26,7 @@ class Nest:
     levels: tuple[Ints, ...]
 
     def segments(self) -> tuple[Ints, Ints, Ints]:
-        """Return starts, ends and innermost event of the stretches in which some event runs."""
+        """Return the intervals in which some event runs: starts, ends, and the innermost event of each interval."""
         count = len(self.start)
         if count == 0:
             return EMPTY, EMPTY, EMPTY
@@ -62,7 +62,7 @@ def nest(start: Ints, end: Ints) -> Nest:
 
 
 def _levels(start: Ints, end: Ints) -> tuple[Ints, ...]:
-    """Return the indices of events grouped by depth: the number of events that are open when an event begins."""
+    """Return the indices of events, grouped by depth: the number of other events already open when an event begins."""
     if len(start) == 0:
         return ()
     depth = np.arange(len(start)) - np.searchsorted(np.sort(end), start, side="right")

@@ -1,4 +1,4 @@
-"""Operator calls of all host threads: own time, nesting, and the device operations that each launched."""
+"""Operator calls of all host threads: self time, nesting, and the device operations that each launched."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class OperatorCalls:
         self_ns: int64 by row of `trace.host`: time without the operators inside, within `span`.
         launched_by: int64 by row of `trace.work`: row in `trace.host` of the innermost operator that launched it,
             or -1. If no operator is around the launch call, the external id identifies it.
-        span: Stretch of time in which own time counts.
+        span: Interval in which own time counts.
     """
 
     parent: Ints
@@ -34,7 +34,7 @@ class OperatorCalls:
     span: tuple[int, int]
 
     def around(self, marked: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Return a mask over `trace.host` of operators that contain a marked one."""
+        """Return a mask over `trace.host` of the operators that contain an operator selected by the given mask."""
         found = np.zeros(len(marked), dtype=bool)
         rows = np.flatnonzero(marked)
         while len(rows):
@@ -49,7 +49,7 @@ def operator_calls(trace: Trace, launches: Launches, span: tuple[int, int]) -> O
     """Link operators to each other and to the device operations that they launched.
 
     Args:
-        span: Stretch of time in which own time counts.
+        span: Interval in which own time counts.
     """
     host = trace.host
     parent = np.full(len(host), NO_ROW, dtype=np.int64)
@@ -74,8 +74,8 @@ def operator_calls(trace: Trace, launches: Launches, span: tuple[int, int]) -> O
 
 
 def device_time_of_operators(capture: Capture, calls: OperatorCalls) -> Ints:
-    """Return, for each host row, the device time of the operations that the row launched inside the steps, not cut at
-    step boundaries.
+    """Return, for each row of `trace.host`, the device time of the operations that it launched and that overlap the
+    steps, each operation in full.
     """
     work, (low, high) = capture.trace.work, capture.steps.span
     total = np.zeros(len(capture.trace.host), dtype=np.int64)
@@ -86,7 +86,7 @@ def device_time_of_operators(capture: Capture, calls: OperatorCalls) -> Ints:
 
 
 def rows_by(rows: Ints, keys: npt.NDArray[np.integer]) -> dict[int, Ints]:
-    """Return rows by key, each in order."""
+    """Group rows by key, keeping their order within each group."""
     if len(rows) == 0:
         return {}
     order = np.argsort(keys, kind="stable")
@@ -95,7 +95,7 @@ def rows_by(rows: Ints, keys: npt.NDArray[np.integer]) -> dict[int, Ints]:
 
 
 def owners(time: Ints, start: Ints, end: Ints, owner: Ints) -> Ints:
-    """Return the owner of the stretch that contains each moment, or -1."""
+    """Return the owner of the interval that contains each moment; -1 if no interval does."""
     position = np.searchsorted(start, time, side="right") - 1
     inside = (position >= 0) & (time < end[np.maximum(position, 0)])
     return np.where(inside, owner[np.maximum(position, 0)], NO_ROW)

@@ -33,12 +33,12 @@ GRADIENT = "torch::autograd::AccumulateGrad"
 
 
 class WorkModel:
-    """Work model for the operators of one trace."""
+    """Model of the work (FLOP and bytes) of the operators of one trace."""
 
     def __init__(
         self, calls: Iterable[tuple[str, Arguments]], parameters: Mapping[Arguments, int] | None = None
     ) -> None:
-        """Initialise from the operators' names ("aten::mm") with their arguments, each combination once.
+        """Initialise from pairs of an operator's name ("aten::mm") and its arguments, each distinct pair once.
 
         Args:
             parameters: Arguments of the calls that accumulate a gradient, with the number of calls.
@@ -79,7 +79,7 @@ def _base(name: str) -> str:
 
 
 def _num_parameters(gradients: Mapping[Arguments, int]) -> int:
-    """Return the number of elements of all parameters, or a lower bound.
+    """Return the total number of elements of all parameters, or a lower bound on it.
 
     They are counted from the gradients, assuming the largest number of backward passes that agrees with all call
     counts.
@@ -106,8 +106,8 @@ def _linear(arguments: Arguments) -> Work:
 
 
 def _grouped(arguments: Arguments) -> Work:
-    """Return the work of one matmul per expert. Every row (or column) of tokens belongs to one expert, so the sum is
-    one matmul of all tokens; for two stacks of matrices, one matmul per pair counts.
+    """Return the work of a grouped matmul, one matmul per expert. Each row (or column) of tokens belongs to one expert,
+    so the sum over experts is one matmul of all tokens; two stacks of matrices are multiplied pair by pair.
     """
     a, b = arguments.shape(0), arguments.shape(1)
     if not (len(a) in (2, 3) and len(b) in (2, 3)) or a[-1] != b[-2]:

@@ -15,7 +15,7 @@ from steptune.tuner.trace_records import OperatorStats
 def operator_stats(
     capture: Capture, calls: OperatorCalls, groups: CallGroups, source: SourceLines, top: int = 20
 ) -> tuple[OperatorStats, ...]:
-    """Return the operators in the steps with the most device time, and those with the most host time.
+    """Return the operators of the steps: those with the most device time, and those with the most host time.
 
     Device time counts for the innermost operator that launched the kernel or copy; on a trace
     without device work it is the operator's own time. An operator that delegates its work to another one

@@ -1,4 +1,5 @@
-"""Peak figures of devices by name, as their manufacturers state them: dense (without sparsity), at boost clocks.
+"""Peak compute rates and memory bandwidths of devices by name, as manufacturers state them: without sparsity, at boost
+clocks.
 
 A device that is not in the table has no peak, nor has a part of a device (MIG): nothing is guessed.
 
@@ -19,7 +20,7 @@ FLOAT32, TF32, FLOAT16, BFLOAT16, FLOAT8 = "float32", "tf32", "float16", "bfloat
 
 @dataclass(frozen=True)
 class Peak:
-    """Peak figures of a device.
+    """Peak compute rates and memory bandwidth of a device.
 
     Attributes:
         flops_per_s: FLOP per second, by arithmetic of matmuls ("float32", "tf32", "float16", "bfloat16", "float8").
@@ -76,6 +77,6 @@ _FORM = r"( OAM)?"
 
 
 def peak_of(device_name: str) -> Peak | None:
-    """Return the peak of a device by the name from its driver; None for an unknown name."""
+    """Return the peak rates of the device whose driver reports this name; None for an unknown name."""
     name = device_name.strip()
     return next((peak for pattern, peak in PEAKS if re.fullmatch(_MAKER + f"({pattern})" + _FORM, name, re.I)), None)

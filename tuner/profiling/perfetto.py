@@ -52,7 +52,7 @@ def write_perfetto(
     long_gap_ns: int = LONG_GAP_NS,
     clock_offsets_ns: Mapping[int, int] | None = None,
 ) -> None:
-    """Write the tracks of one trace together with its own events, or the tracks of several ranks alone.
+    """Write Steptune's tracks: for a single trace together with the trace's own events, for several ranks without them.
 
     Args:
         sources: Files of `torch.profiler`; for files of other profilers only the tracks are written.
@@ -145,7 +145,7 @@ def _is_compressed(path: Path) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class _Tracks:
-    """Tracks of one device as one process of Perfetto, with its clock."""
+    """Tracks of one device, shown in Perfetto as one process, with the shift of the device's clock."""
 
     pid: int
     shift_ns: int

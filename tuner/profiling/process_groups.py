@@ -13,8 +13,8 @@ from steptune.tuner.profiling.trace import Trace
 from steptune.tuner.trace_records import ProcessGroup
 
 LEAST_DEVICES = 2
-"""Minimum number of visible devices from which ranks per host are inferred: a process that sees only one may have been
-assigned one of several.
+"""Minimum number of visible devices from which ranks per host are inferred: if a process sees only one device, its host
+may have more.
 """
 
 

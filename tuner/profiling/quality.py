@@ -22,10 +22,10 @@ from steptune.tuner.wording import counted
 
 MAX_UNLINKED = 0.05
 MAX_UNKNOWN = 0.05
-"""Maximum share of the step that may have an unknown cause because launches were not recorded."""
+"""Maximum share of the step's time whose cause is unknown because launches were not recorded."""
 MAX_MISSING = 0.01
 MAX_EMPTY = 0.1
-"""Maximum share of the steps without any device work, if other steps have some."""
+"""Maximum share of the steps that have no device work although other steps have some."""
 MAX_OVERHEAD = 3.0
 """Maximum ratio of profiled to unprofiled step time: launch-bound steps take 1.5 to 2.5 times as long under the
 profiler, and host categories are scaled back.
@@ -33,8 +33,8 @@ profiler, and host categories are scaled back.
 MIN_OVERHEAD = 0.5
 """Minimum ratio of profiled to unprofiled step time: no profiler halves a step."""
 MAX_COMPUTE = 1.1
-"""Maximum ratio of kernel time to unprofiled step time: the profiler does not slow kernels, so only chance raises it
-above 1.
+"""Maximum ratio of kernel time to unprofiled step time: the profiler does not slow kernels, so only chance raises this
+ratio above 1.
 """
 SLOW_FIRST_STEP = 1.5
 MAX_WARM_UP = 0.25
@@ -142,18 +142,18 @@ PROBLEMS: tuple[Problem, ...] = (
     ),
     Problem(
         name="wrong_step_time",
-        when=f"the step time given without the profiler is more than {1 / MIN_OVERHEAD:g} times that of the "
-        "profiled steps, or shorter than the device's compute time in them",
+        when=f"the step time that was given as unprofiled is more than {1 / MIN_OVERHEAD:g} times the profiled step "
+        "time, or shorter than the compute time of a profiled step",
         holds=lambda seen: seen.overhead_ratio < MIN_OVERHEAD or _computes_too_long(seen),
         message=lambda seen: (
-            "the step time given without the profiler is "
+            "the step time that was given as unprofiled is "
             + (
                 (
-                    f"shorter than the device's compute time ({seen.computing_ns / 1e6:.3g} ms): it was measured on "
-                    "other steps"
+                    f"shorter than the compute time of a profiled step ({seen.computing_ns / 1e6:.3g} ms): it was "
+                    "measured on other steps"
                 )
                 if _computes_too_long(seen)
-                else f"{1 / seen.overhead_ratio:.3g} times that of the profiled steps: it was measured on other steps"
+                else f"{1 / seen.overhead_ratio:.3g} times the profiled step time: it was measured on other steps"
             )
         ),
         advice="measure the step time again without the profiler, in milliseconds: take the mean over steps with "
@@ -202,7 +202,7 @@ def _computes_too_long(seen: Seen) -> bool:
 def capture_quality(
     capture: Capture, device: str, totals: dict[str, int], unprofiled_step_time_ns: int | None
 ) -> CaptureQuality:
-    """Return the quality of the capture of a device (or "cpu")."""
+    """Return the quality of a capture, judged for one device (or "cpu")."""
     seen = _seen(capture, device, totals, unprofiled_step_time_ns)
     bad = [problem for problem in PROBLEMS if problem.holds(seen)]
     names = tuple(problem.name for problem in bad)
@@ -252,8 +252,8 @@ def _seen(capture: Capture, device: str, totals: dict[str, int], unprofiled_step
 
 
 def _missing(capture: Capture) -> tuple[float, int, int]:
-    """Return the share of the operations that were launched inside the steps but are missing in the trace, the number
-    of graph replays that lost operations, and the number of all replays.
+    """Return the share of operations missing from the trace, among those launched inside the steps, and two counts:
+    graph replays that lost operations, and all graph replays.
     """
     trace, (low, high) = capture.trace, capture.steps.span
     calls = trace.host_rows(LAUNCH_CALLS, Kind.RUNTIME)

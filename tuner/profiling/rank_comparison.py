@@ -25,7 +25,7 @@ WAITS_FOR_ALL = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to
 """Collectives that no rank can finish before every rank has begun."""
 
 MAX_DRIFT_NS = 1_000_000
-"""Maximum residual offset of aligned clocks at any moment of a capture."""
+"""Maximum difference, in nanoseconds, that may remain between aligned clocks at any moment of a capture."""
 
 _Key = tuple[str, int, int, int]
 
@@ -46,7 +46,7 @@ class RankComparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Matched:
-    """Calls of one group's collectives, matched across the group's ranks with a trace.
+    """Collective calls of one process group, matched across those of its ranks that have a trace.
 
     Attributes:
         numbers: int64 of shape (calls, ranks): number of each call among the rank's own.
@@ -91,8 +91,8 @@ def compare_ranks(calls: Mapping[int, CollectiveCalls]) -> RankComparison:
     if unaligned := [rank for rank in ranks if rank not in offsets]:
         listed = ", ".join(map(str, unaligned))
         notes.append(
-            f"no collective that synchronises all its ranks connects rank {listed} to rank {ranks[0]}, so their "
-            "clocks were not aligned"
+            f"the clocks of rank {ranks[0]} and rank {listed} were not aligned: no collective that synchronises all "
+            "its ranks connects them"
         )
     offsets = {rank: offsets.get(rank, 0) for rank in ranks}
     groups = [_same_moment(group.aligned(offsets), notes) for group in groups]
@@ -132,12 +132,12 @@ def _same_moment(group: Matched, notes: list[str]) -> Matched:
     apart = group.waiting & (group.start.max(axis=1) > group.end.min(axis=1) + MAX_DRIFT_NS)
     if not apart.any():
         return group
-    notes.append(f"{counted(int(apart.sum()), 'collective call')} not compared: at different times on the ranks")
+    notes.append(f"{counted(int(apart.sum()), 'collective call')} not compared: not in progress on all ranks at once")
     return group.only(~apart)
 
 
 def _keys(calls: CollectiveCalls) -> dict[_Key, int]:
-    """Return the number of each call, by a key that all ranks of a collective share.
+    """Return the index of each call by a key that identifies its collective on all ranks.
 
     Keys are (process group, sequence number, -1, count of earlier ones) or (process group, -1, step, count of earlier
     ones).
@@ -181,8 +181,8 @@ def _match(calls: Mapping[int, CollectiveCalls], keyed: Mapping[int, dict[_Key, 
 
 
 def _offsets(groups: Sequence[Matched], ranks: tuple[int, ...]) -> dict[int, int]:
-    """Return the clock offset of each rank: the median, over collectives, of how much earlier the collectives end on
-    its clock than on the first rank's.
+    """Return the clock offset of each rank: the median time by which collectives end earlier on the rank's clock than
+    on the first rank's.
     """
     offsets = dict.fromkeys(ranks[:1], 0)
     by_size = sorted((group for group in groups if group.waiting.any()), key=lambda group: -int(group.waiting.sum()))
@@ -198,8 +198,8 @@ def _offsets(groups: Sequence[Matched], ranks: tuple[int, ...]) -> dict[int, int
 
 
 def _waits(calls: Mapping[int, CollectiveCalls], groups: Sequence[Matched]) -> tuple[RankWait, ...]:
-    """Return the waits of each rank: the part of each call's duration beyond the fastest rank's, counted from the start
-    of the call.
+    """Return the waits of each rank: how much longer each of its calls takes than on the fastest rank, counted from the
+    start of the call.
     """
     waited: dict[int, int] = {}
     waiting: dict[int, list[Intervals]] = {}
@@ -233,15 +233,15 @@ def _waits(calls: Mapping[int, CollectiveCalls], groups: Sequence[Matched]) -> t
 
 
 def _exposed(calls: CollectiveCalls, waiting: Sequence[Intervals]) -> int:
-    """Return the part of a rank's waiting that compute does not hide. Simultaneous stretches count once."""
+    """Return the part of a rank's waiting that compute does not hide. Waits that overlap count once."""
     start, end = (np.concatenate(side) for side in zip(*waiting, strict=True))
     low, high, *_ = pieces(*union(start, end), (calls.exposed_start, calls.exposed_end))
     return int((high - low).sum())
 
 
 def late_part(wait: RankWait | None, breakdown: Breakdown) -> float:
-    """Return the share of a rank's exposed communication spent waiting for a late rank; the rest is the network's.
-    Steps whose collectives could not be compared count like the others.
+    """Return the share of a rank's exposed communication that is spent waiting for a late rank; the rest is network
+    time. Steps whose collectives could not be compared are assumed to have the same share.
     """
     exposed_ns = breakdown.categories.get(Category.COMMUNICATION.value, 0) * (wait.step_share if wait else 1.0)
     return min(1.0, wait.exposed_ns / exposed_ns) if wait and exposed_ns else 0.0

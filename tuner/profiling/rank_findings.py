@@ -13,13 +13,12 @@ from steptune.tuner.records import CollectiveStats, Finding, Replay
 from steptune.tuner.trace_records import RankWait
 
 SKEW_THRESHOLDS = (0.02, 0.05, 0.15)
-"""Minimum shares of the step, by severity, for the longest wait for a late rank (chosen by us)."""
+"""Minimum share of the step that the longest wait for a late rank takes, for each severity; the values are our choice.
+"""
 MOST_NAMED = 3
 """Maximum number of process groups whose names are listed."""
 ON_TIME = 0.75
-"""Maximum wait, as a share of the median rank's wait, at which a rank also counts as late beside the rank that waits
-least.
-"""
+"""Share of the median rank's wait below which a rank counts as late, in addition to the rank that waits least."""
 
 
 def diagnose_ranks(
@@ -61,12 +60,12 @@ def diagnose_ranks(
     if gain is None or gain.expected is None:
         message = (
             f"for {share:.0%} of the step rank {waiting} waits for rank {late.rank}, which arrives last in "
-            f"{late.late_share:.0%} of the collectives{beside}: this is not network time"
+            f"{late.late_share:.0%} of the collectives{beside}: this wait is not network time"
         )
     else:
         message = (
             f"without late ranks the step would be {gain.share} shorter: rank {late.rank} arrives last in "
-            f"{late.late_share:.0%} of the collectives{beside}, which is not network time"
+            f"{late.late_share:.0%} of the collectives{beside}; waiting for it is not network time"
         )
     removable = evidence[waiting].late_removable_share
     return [
@@ -75,8 +74,8 @@ def diagnose_ranks(
             severity=SEVERITIES[level],
             message=message,
             advice=(
-                "balance the ranks' work and data, and check the late rank's own findings; other gradient "
-                "buckets would not help"
+                "balance the ranks' work and data, and check the late rank's own findings; changing the "
+                "gradient buckets would not help"
             ),
             strategies=(),
             bound=bound_of(gain, removable, share),

@@ -44,7 +44,7 @@ MOST_DECODED_BYTES = 8 << 30
 size as text.
 """
 MARGIN = 64
-"""Number of bytes to search after the match of `KINETO_HEAD`."""
+"""Number of bytes that must follow the match of `HEAD` before `KINETO_HEAD` can be tested."""
 END = re.compile(rb"\n {0,2}\]")
 _EVENTS = msgspec.json.Decoder(list[Event])
 _EXACT_EVENTS = msgspec.json.Decoder(list[ExactEvent])

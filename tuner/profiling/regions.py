@@ -1,4 +1,4 @@
-"""Regions of the host, by thread: stretches of loader, optimizer, backward pass and similar activities."""
+"""Regions of host time, by thread: intervals in which the loader, the optimizer, the backward pass or the like runs."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ HOST = (Kind.ANNOTATION, Kind.OPERATOR)
 
 
 class Region:
-    """Stretches of host time of one kind, by thread.
+    """Intervals of host time of one kind, by thread.
 
     Args:
-        rows: Rows of the events that span these stretches.
-        start: Beginning of each stretch; by default that of its event.
+        rows: Rows of the events that span these intervals.
+        start: Beginning of each interval; by default that of its event.
     """
 
     def __init__(self, trace: Trace, rows: Ints, start: Ints | None = None) -> None:

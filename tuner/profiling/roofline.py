@@ -34,7 +34,8 @@ NO_SHAPES = "argument shapes were not recorded; they require record_shapes=True"
 def roofline(
     capture: Capture, calls: OperatorCalls, groups: CallGroups, modules: Modules, step_ns: float, top: int = 20
 ) -> tuple[Roofline, Floors | None]:
-    """Return the roofline of the steps, with the floors by call.
+    """Return the roofline of the steps, and the least time of each call; None instead of the least times if they are
+    unknown.
 
     Args:
         step_ns: Time of a step, without the profiler if known.
@@ -125,7 +126,7 @@ def _multiplying_work(capture: Capture) -> tuple[Mask, Ints]:
 
 
 def _known_share(capture: Capture, calls: OperatorCalls, floors: Floors) -> float:
-    """Return the share of the time of computing kernels that has a floor."""
+    """Return the share of the computing kernels' time for which a least time is known."""
     work, (low, high) = capture.trace.work, capture.steps.span
     inside = (work.kind == Kind.KERNEL) & (work.end > low) & (work.start < high)
     inside &= np.isin(capture.category, [PRIORITY[category] for category in COMPUTING])
@@ -143,7 +144,7 @@ def _above(time_ns: float, floor_ns: float) -> float:
 def _operators(
     capture: Capture, groups: CallGroups, modules: Modules, floors: Floors, top: int
 ) -> tuple[RooflineRow, ...]:
-    """Return operators by name and shapes, the most time above the floor first."""
+    """Return operators by name and shapes; those that exceed their minimum possible time the most come first."""
     rows = groups.row[~np.isnan(floors.of_call_ns[groups.row])]
     group_of = np.full(len(capture.trace.host), -1, dtype=np.int64)
     group_of[groups.row] = groups.group
@@ -176,7 +177,7 @@ def _total(amount: int | None, count: int) -> float | None:
 
 
 def _kernels(capture: Capture, calls: OperatorCalls, floors: Floors, top: int) -> tuple[RooflineRow, ...]:
-    """Return kernels by name, if their operator has a floor."""
+    """Return kernels by name, counting only those whose operator has a known least time."""
     work, names = capture.trace.work, capture.trace.names
     launched = calls.launched_by
     known = (launched >= 0) & ~np.isnan(floors.of_call_ns[np.maximum(launched, 0)]) & (work.kind == Kind.KERNEL)
@@ -201,7 +202,7 @@ def _kernels(capture: Capture, calls: OperatorCalls, floors: Floors, top: int) -
 
 
 def _modules(groups: CallGroups, modules: Modules, floors: Floors, top: int) -> tuple[RooflineRow, ...]:
-    """Return modules by their own operators that have a floor, without the modules inside."""
+    """Return modules by their own operators with a known least time; operators of nested modules do not count."""
     known = groups.row[(~np.isnan(floors.of_call_ns[groups.row])) & (modules.frame[groups.row] >= 0)]
     totals: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])
     for row in known.tolist():

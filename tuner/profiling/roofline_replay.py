@@ -1,4 +1,5 @@
-"""Replay of the steps with kernels at their least time: the maximum share of the step that faster kernels could save.
+"""Replay of the steps with each kernel at its minimum possible time: the maximum share of the step that faster kernels
+could save.
 
 A kernel that overlaps with other work, or waits for a late host, saves less of the step than its time above the floor.
 """
@@ -24,8 +25,8 @@ NUM_REPLAYED = 1
 def with_floors(
     capture: Capture, found: Roofline, floors: Floors, graph: Graph, replay: Replay, unprofiled_ns: float | None
 ) -> tuple[Roofline, Replay]:
-    """Return the roofline and the replay with the shares of the step saved if kernels ran at their floors; unchanged if
-    the steps are not replayed.
+    """Return the roofline and the replay, with the shares of the step saved if each kernel took its minimum possible
+    time; unchanged if the steps are not replayed.
     """
     if replay.refusal or not replay.step_time_ns or not found.kernels:
         return found, replay

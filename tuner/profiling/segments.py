@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from steptune.tuner.profiling.intervals import Ints
 
 RUNTIME_COST = 5
-"""Cost of recording a runtime call, as a multiple of a recorded operator: 2.9 us against 0.55 us on a quiet H100 host.
-On busy hosts benchmarks/overhead_correction.py gave anything from 1 to 20.
+"""Cost of recording a runtime call, as a multiple of the cost of recording an operator: 2.9 us against 0.55 us on a
+quiet H100 host. On busy hosts benchmarks/overhead_correction.py gave anything from 1 to 20.
 """
 
 

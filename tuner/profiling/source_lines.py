@@ -23,7 +23,7 @@ LIBRARY = re.compile(
 )
 """Paths of frames from Python, PyTorch and other installed packages, which are not the user's code."""
 ROOT = re.compile(r"^(\w+)(?:\.py\(|[/\\])")
-"""Top-level module in a path that torch.profiler shortened by removing a `sys.path` entry."""
+"""Pattern for the top-level module in a path that torch.profiler shortened by removing a `sys.path` entry."""
 LIBRARIES = (sys.stdlib_module_names - {"cmd", "code", "profile", "trace"}) | {
     *("steptune", "numpy", "torchmetrics", "torchdata", "triton", "functorch"),
     *("accelerate", "deepspeed", "lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning", "ray"),

@@ -1,4 +1,4 @@
-"""Finding of stalls: stretches in which the host launches nothing, whatever their cause."""
+"""Finding of stalls: long intervals in which the host launches nothing, whatever the cause."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from steptune.tuner.wording import milliseconds
 
 STALL_RULE = "host_stall"
 STALL_THRESHOLDS = (0.02, 0.05, 0.15)
-"""Minimum shares of the step, by severity, for host time in stalls (chosen by us)."""
+"""Minimum share of the step that host time in stalls takes, for each severity; the values are our choice."""
 
 
 def diagnose_stalls(evidence: Evidence) -> Finding | None:
@@ -68,7 +68,10 @@ STALL_ADVICE = {
 def _stall_advice(longest: Stall, facts: StepFacts) -> str:
     if cause := cause_of(longest.name):
         return STALL_ADVICE[cause]
-    causes = "a sleep, a lock, garbage collection, a checkpoint, logging, a loader without marks, or a Python loop"
+    causes = (
+        "a sleep, a lock, garbage collection, a checkpoint, logging, a data loader that the trace does not mark, or a "
+        "Python loop"
+    )
     if longest.name:
         return "move this work out of the step, or run it in parallel with the steps"
     if facts.own_capture:

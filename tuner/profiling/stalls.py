@@ -1,4 +1,4 @@
-"""Stalls: stretches in which the host launches nothing for so long that it cannot be dispatching operators.
+"""Stalls: intervals without launches that are too long for the host to be dispatching operators.
 
 Dispatch produces launches (on a CPU: operators) at a steady pace, microseconds to tens of microseconds apart. A sleep,
 a lock, a garbage collection, a checkpoint or a Python loop leaves one long silence. Both make the device wait for the
@@ -25,15 +25,16 @@ from steptune.tuner.profiling.trace import Kind
 from steptune.tuner.records import Stall, Stalls
 
 LEAST_NS, MOST_NS = 1_000_000, 10_000_000
-"""Limits for stalls, in nanoseconds: shorter silences are no stalls, because healthy steps have them around an
-optimizer or a compiled region; longer ones always are, because no host takes that long to dispatch one operator.
+"""Limits, in nanoseconds, for the length of an interval without launches. Below the first, the interval is no stall,
+because healthy steps have such intervals around an optimizer or a compiled region; above the second, it always is a
+stall, because no host takes that long to dispatch one operator.
 """
 PACES = 25
 """Minimum duration of a stall, as a multiple of the usual time between two launches. In nine captures of healthy steps
 on an H100 and an H200, the 99th percentile of these times was 4 to 14 times the usual one.
 """
 NAMED = 0.6
-"""Minimum share of a stall that an event must cover to name it."""
+"""Minimum share of a stall that an event must cover for the stall to be named after it."""
 WIDEST_ANNOTATION = 3.0
 """Maximum duration of an annotation that names a stall, as a multiple of the stall."""
 SAYS_NOTHING = r"^ProfilerStep#|^PyTorch Profiler|^autograd::engine::evaluate"
@@ -41,8 +42,8 @@ KEPT = 10
 
 _FRAME = re.compile(r"(?P<file>.*\.pyx?)\(\d+\): (?P<function>.*)")
 _NO_CAUSE = re.compile(r"^nn\.Module: |(^|/)torch/utils/checkpoint\.py\(")
-"""Pattern for events that do not show the cause of a stall, although the patterns below may match their names: a module
-can have any name, and activation checkpointing writes nothing.
+"""Pattern for events that do not show the cause of a stall even if their names match `FUNCTIONS` or `EVENTS`: a module
+can have any name, and activation checkpointing writes no file.
 """
 
 
@@ -66,8 +67,8 @@ FUNCTIONS = _patterns(
     ("lock or sleep", r": (sleep|acquire|wait)$"),
     ("logging", r"(^|/)logging/__init__\.py: |: (print|log|log_metrics|add_scalars?)$"),
 )
-"""Kind of a stall by the pattern of the Python function that causes it, as "file: function"; the first match counts,
-and folders are ignored.
+"""Kinds of stalls, each with a pattern for the Python function ("file: function") that causes it; the first match
+counts, and folders are ignored.
 """
 EVENTS = _patterns(
     ("profiler", r"^(Buffer Flush|Activity Buffer Request|Instrumentation|Resource)$"),
@@ -82,7 +83,8 @@ EVENTS = _patterns(
     ("lock or sleep", r"\b(sleep|acquire|wait)\b"),
     ("logging", r"\b(print|logging|log_metrics|add_scalar|wandb|tensorboard|tqdm)\b"),
 )
-"""Kind of a stall by the name of any other event: of the profiler, an operator, an annotation or a built-in function.
+"""Kinds of stalls, each with a pattern for the name of any other event that causes it: an event of the profiler, an
+operator, an annotation or a built-in function.
 """
 
 
@@ -135,7 +137,7 @@ def find_stalls(capture: Capture, segments: Segments, device: int | None) -> Sta
 
 
 def _silences(capture: Capture, device: int) -> Intervals:
-    """Return the stretches between two launches in the steps, without the time that has a category of its own."""
+    """Return the intervals between launches in the steps, excluding time that has a category of its own."""
     host, launches, regions = capture.trace.host, capture.launches, capture.regions
     calls = distinct(launches.row[launches.row >= 0])
     calls = calls[~np.isin(host.thread[calls], threads_beside(capture))]
@@ -157,8 +159,8 @@ def _threads(capture: Capture, device: int | None) -> list[int]:
 
 
 def _name(capture: Capture, device: int | None, start: int, end: int) -> str:
-    """Return the name of the shortest event that covers most of a stall: of the profiler, an operator, an annotation or
-    a Python function, in this order.
+    """Return the name of the shortest event that covers most of a stall; in order of preference, it is an event of the
+    profiler, an operator, an annotation or a Python function.
     """
     host = capture.trace.host
     covered = np.minimum(host.end, end) - np.maximum(host.start, start)

@@ -14,7 +14,9 @@ UPDATES = r"^Optimizer\.step#"
 LEAST_UPDATES = 3
 """Minimum number of parameter updates from which two steps can be recognised."""
 ALIKE = 0.9
-"""Minimum share of host events in common for two stretches of a loop to count as the same part."""
+"""Minimum similarity (1 minus the relative difference) of the numbers of host events in two intervals between updates
+for both intervals to count as the same part of the training loop.
+"""
 COMPLETE = 0.8
 """Minimum device work of the last step, as a share of the other steps': with less, the end of the capture cut it off.
 """
@@ -22,7 +24,7 @@ COMPLETE = 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class StepWindows:
-    """Adjacent half-open windows that tile the profiled stretch.
+    """Windows of the steps: adjacent half-open intervals that cover the profiled time without gaps.
 
     Attributes:
         boundaries: int64 of length steps + 1: each window's start, and the last one's end.
@@ -171,7 +173,9 @@ def _real_marks(trace: Trace, launches: Launches, marks: Ints) -> Ints:
 
 
 def _first_start(trace: Trace, launches: Launches, start: int, end: int) -> int:
-    """Return the start of the first step on the device: after work that was launched earlier, if that runs first."""
+    """Return the start of the first step on the device: the end of the work launched before the step, if all of that
+    work runs before the step's own; otherwise the step's start on the host.
+    """
     work = trace.work
     real = work.kind != Kind.SYNC
     known = launches.row >= 0
@@ -185,7 +189,9 @@ def _first_start(trace: Trace, launches: Launches, start: int, end: int) -> int:
 
 
 def _launched(trace: Trace, launches: Launches, start: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """Return the last end (0 if none) and the number of the device operations that each CPU window launched."""
+    """Return two values for each CPU window: the last end of the device operations that it launched (0 if none), and
+    their number.
+    """
     work = trace.work
     rows = np.flatnonzero((launches.row >= 0) & (work.kind != Kind.SYNC))
     step = np.searchsorted(start, launches.start[rows], side="right") - 1

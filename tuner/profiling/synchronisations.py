@@ -22,7 +22,7 @@ from steptune.tuner.trace_records import Synchronisation
 MOST_PLACES = 5
 """Maximum number of places that are simulated: those where the host waits longest."""
 NOTABLE = 0.005
-"""Minimum joint saving of all waits, as a share of the step, for each place to be simulated."""
+"""Minimum saving of all waits together, as a share of the step, for the places to be simulated individually."""
 MARKS = r"^(ProfilerStep|Optimizer\.)"
 Place = tuple[str, str, str]
 

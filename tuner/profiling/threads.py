@@ -1,4 +1,5 @@
-"""Threads of a process that launch device work: those that take turns with the stepping thread, and those beside it.
+"""Threads of a process that launch device work: those that take turns with the thread that runs the steps, and those
+that run concurrently with it.
 
 The forward pass and autograd's threads take turns: while one launches, the others wait. A thread that copies batches
 ahead launches at the same time, so that its calls cost the step no time.
@@ -14,17 +15,19 @@ from steptune.tuner.profiling.intervals import pieces, union
 from steptune.tuner.profiling.trace import Kind
 
 AT_ONCE = 0.1
-"""Minimum share of a thread's calls, by time, that coincide with calls of the stepping thread for both to count as
-running at once.
+"""Minimum share of a thread's call time that must overlap calls of the thread that runs the steps for the two threads
+to count as concurrent.
 """
 MOST_BESIDE = 0.2
-"""Maximum share of the launches that come from a thread beside the stepping one; with more, the work itself is spread
+"""Maximum share of all launches that a concurrent thread may make; with more, the work of the steps itself is spread
 over threads.
 """
 
 
 def threads_beside(capture: Capture) -> list[int]:
-    """Return the threads that launch device work while the stepping thread does, too, and those that only copy."""
+    """Return the threads that launch device work concurrently with the thread that runs the steps, and those that
+    launch only copies.
+    """
     host, launches, steps = capture.trace.host, capture.launches, capture.steps
     low, high = steps.span
     inside = (launches.row >= 0) & (launches.start >= low) & (launches.start < high)
@@ -40,7 +43,7 @@ def threads_beside(capture: Capture) -> list[int]:
 
 
 def _together(capture: Capture, calls: npt.NDArray[np.bool_], thread: int) -> float:
-    """Return the share of a thread's calls, by time, during calls of the stepping thread."""
+    """Return the share of a thread's call time that overlaps calls of the thread that runs the steps."""
     host = capture.trace.host
     own, stepping = (calls & (host.thread == number) for number in (thread, capture.steps.thread))
     start, end = union(host.start[own], host.end[own])

@@ -1,4 +1,4 @@
-"""Tiles of a run's lanes for drawing at any zoom level, and all lanes together.
+"""Lanes of all ranks of a run, and their tiles for drawing at any zoom level.
 
 Tile `n` of level `l` is the nth of 2^l equal parts of the time. It has every event of its time if they are few;
 otherwise events shorter than a thousandth of the tile are merged, because a screen cannot separate them.
@@ -20,13 +20,13 @@ from steptune.tuner.trace_records import Lane, LaneTile, RankAnalysis, SpanPlace
 WIDTHS = 1024
 """Length of a tile, as a multiple of the minimum cell width."""
 FEW = 2048
-"""Maximum number of cells of a lane that is sent unmerged."""
+"""Maximum number of cells of a lane in a tile for the cells to be sent unmerged."""
 MAX_LEVEL = 30
 
 
 def shown_lanes(analysis: TraceAnalysis) -> tuple[tuple[Lane, ...], int]:
-    """Return up to `MAX_LANES` lanes, and the number of lanes left out. The lanes are those of the rank shown, and the
-    other ranks' device lanes, with labels and on the clock of the rank shown.
+    """Return up to `MAX_LANES` lanes to show, and the number of lanes left out. Shown are all lanes of the main rank
+    and the device lanes of the other ranks, with labels and on the main rank's clock.
     """
     main = main_rank(analysis)
     others = [rank for rank in analysis.ranks if rank is not main]
@@ -77,7 +77,7 @@ class LaneTable:
         return cls(lane=empty, spans=spans, reach=np.maximum.accumulate(end) if len(end) else end)
 
     def between(self, low_ns: int, high_ns: int) -> Spans:
-        """Return the cells that overlap a stretch of time, uncut."""
+        """Return the cells that overlap a time interval, at their full length."""
         first = int(np.searchsorted(self.reach, low_ns, side="right"))
         last = int(np.searchsorted(self.spans.start, high_ns, side="left"))
         return taken(self.spans, slice(first, max(first, last)))
@@ -116,7 +116,7 @@ class LaneTables:
         self.num_cells = sum(len(table.reach) for table in known)
 
     def tile(self, level: int, number: int) -> LaneTile:
-        """Return the tile of one of 2^level equal parts of the time."""
+        """Return one tile of a level, which divides the time into 2^level equal parts."""
         extent = self.high_ns - self.low_ns
         low, high = (self.low_ns + (extent * place >> level) for place in (number, number + 1))
         width = max(1, (high - low) // WIDTHS)
@@ -131,7 +131,7 @@ class LaneTables:
         )
 
     def whole(self, max_cells: int) -> LaneTile:
-        """Return the whole time in about `max_cells` cells, shared equally among lanes."""
+        """Return one tile of the whole time, with about `max_cells` cells shared equally among the lanes."""
         fair = max_cells // max(1, len(self._tables))
         exact = self.num_cells <= max_cells
         return LaneTile(

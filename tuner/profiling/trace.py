@@ -126,7 +126,7 @@ class Collective:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPoint:
-    """Allocator totals at one moment, after it allocated or freed a block.
+    """Allocator totals at one moment, after the allocator allocated or freed a block.
 
     Attributes:
         address: Address of the block; 0 if not recorded.

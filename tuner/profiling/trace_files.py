@@ -1,4 +1,4 @@
-"""Trace files named by file, folder, archive or pattern."""
+"""Trace files, given as paths of files, folders or archives, or as patterns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ OTHER_SUFFIXES = (".sqlite", KERNELS_CSV)
 """Suffixes of other profilers' files: exports of Nsight Systems and tables of rocprofv3."""
 PROFILES_OF_JAX = Path("plugins", "profile")
 BEGINNING_BYTES = 1 << 20
-"""Bytes read to recognise a trace: Kineto writes devices and ranks, a few kilobytes, before the events."""
+"""Number of bytes read to recognise a trace. Kineto writes devices and ranks, which take a few kilobytes, before the
+events.
+"""
 
 
 def find_traces(names: Sequence[str | Path]) -> list[Path]:

@@ -50,7 +50,9 @@ def compare_trials(
         notes.append("categories are means over the ranks; kernels and gaps are those of the first rank")
     sizes = [_samples_per_step(trial) for trial in (before, after)]
     if all(sizes) and sizes[0] != sizes[1]:
-        notes.append(f"a step has {sizes[0]:g} samples on one side and {sizes[1]:g} on the other: compare rates")
+        notes.append(
+            f"a step has {sizes[0]:g} samples on one side and {sizes[1]:g} on the other: compare samples per second"
+        )
     kernels, gaps = ([rows(trial) for trial in (before, after)] for rows in (_kernels, _gaps))
     if all(trial.breakdowns[0].rescaled for trial in (before, after)) and any((*kernels, *gaps)):
         notes.append(AS_PROFILED)
@@ -76,9 +78,12 @@ def different_hardware(before: Environment | None, after: Environment | None) ->
 
 
 def _step_times(trial: TrialResult) -> list[float]:
-    """Return one value per window. The mean of the values is the total time divided by the number of all steps, and
-    their scatter is the scatter of this ratio (Cochran, "Sampling Techniques", chapter 6): a window of few steps weighs
-    less. For equal windows these are their step times. Epoch restarts are included, as everywhere.
+    """Return one step time per window, weighted so that their mean is the total time divided by the number of all
+    steps.
+
+    The scatter of the values is that of this ratio (Cochran, "Sampling Techniques", chapter 6): a window of few steps
+    weighs less. For windows of equally many steps the values are their step times. Epoch restarts are included, as
+    everywhere.
     """
     windows = trial.clean_windows
     if not windows:
@@ -111,7 +116,9 @@ def _per_step(trial: TrialResult, rows: Iterable[tuple[tuple[str, str], int, int
 
 
 def _comparable(before: _Rows, after: _Rows) -> tuple[_Rows, _Rows]:
-    """Drop rows that the other side may have too, beyond the end of its shortened list."""
+    """Drop rows that only one side lists and that the other may have left out, because both lists contain only the rows
+    with the most time.
+    """
     return _known(before, after), _known(after, before)
 
 

@@ -49,8 +49,8 @@ class Scenario:
 
 
 def _hidden_communication(breakdown: Breakdown) -> float:
-    """Return the communication that delayed compute and could be hidden: at most the time of compute that hides no
-    communication yet.
+    """Return the communication that delayed compute and could be hidden behind compute: at most the compute time that
+    hides no communication yet.
     """
     exposed = breakdown.removable_ns(Category.COMMUNICATION)
     hidden = breakdown.overlapped.get(Category.COMMUNICATION.value, 0) / breakdown.num_steps
@@ -58,7 +58,7 @@ def _hidden_communication(breakdown: Breakdown) -> float:
 
 
 def _without_stalls(breakdown: Breakdown, *categories: str) -> float:
-    """Return the time saved without these categories; stalls, which are not launches, remain."""
+    """Return the time saved if these categories vanished. Stalls remain, because they are not launches."""
     stalled = breakdown.stalled_share * breakdown.removable_ns(Category.HOST) if Category.HOST in categories else 0.0
     return breakdown.removable_ns(*categories) - stalled
 

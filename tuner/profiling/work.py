@@ -31,7 +31,7 @@ class Work:
 
 
 def names(text: str) -> frozenset[str]:
-    """Return the words of a text."""
+    """Return the set of words in a text."""
     return frozenset(text.split())
 
 

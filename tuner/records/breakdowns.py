@@ -29,7 +29,7 @@ class CaptureQuality(Record):
     missing_share: float = 0.0
     """Share of launches without a recorded device operation."""
     overhead_ratio: float = 1.0
-    """Profiled step time over unprofiled step time."""
+    """Profiled step time divided by unprofiled step time."""
     problems: tuple[str, ...] = ()
     problem_names: tuple[str, ...] = ()
     """Names of the `problems` in `profiling.quality.PROBLEMS`, in the same order; empty in older records."""
@@ -76,12 +76,12 @@ class StepFacts(Record):
 
 
 class Stall(Record):
-    """A stretch of unusual length in which the host launched nothing (on a CPU: ran no operator).
+    """An unusually long interval in which the host launched nothing (on a CPU: ran no operator).
 
     Attributes:
         step: Number of the step, from 1.
         length_ns: Time from one launch to the next.
-        idle_ns: Part of the stretch in which the device was idle because of it.
+        idle_ns: Part of the interval in which the device was idle because of it.
         name: Shortest recorded event that covers most of it; empty where nothing was recorded.
     """
 
@@ -92,10 +92,10 @@ class Stall(Record):
 
 
 class Stalls(Record):
-    """The stalls of all profiled steps: stretches of host time that are not spent dispatching operators.
+    """The stalls of all profiled steps: intervals of host time that are not spent dispatching operators.
 
     Attributes:
-        limit_ns: Minimum length of a stretch without a launch to count as a stall.
+        limit_ns: Minimum length of an interval without a launch to count as a stall.
         idle_ns: Time of the category `host` inside stalls.
         steps: Numbers of the steps that contain a stall, from 1.
         longest: The longest stalls, in descending order of length.
@@ -144,19 +144,20 @@ class Breakdown(Record):
     device: str
     num_steps: int
     step_time_ns: int
-    """Length of the whole profiled stretch, to which the categories sum."""
+    """Length of the whole profiled interval; the categories sum to it."""
     categories: dict[str, int]
     quality: CaptureQuality
     unprofiled_step_time_ns: int | None = None
     """Mean step time in the measured windows, without the profiler; the shares are rescaled to it."""
     rescaled: dict[str, int] = field(default_factory=dict)
-    """Nanoseconds per step by category, with the host categories shrunk to make the sum the unprofiled step; empty if
-    unknown."""
+    """Nanoseconds per step by category. Host categories are scaled down so that the sum equals the unprofiled step
+    time. Empty if unknown.
+    """
     overlapped: dict[str, int] = field(default_factory=dict)
     """Communication and copies hidden behind compute; not part of the sum."""
     blocking: dict[str, int] = field(default_factory=dict)
-    """Exposed communication that delayed compute already launched; during the rest, the device would have waited for
-    the host anyway. Empty where that is not known (on a CPU).
+    """Exposed communication that delayed compute already launched. During all other exposed communication, the device
+    would have waited for the host anyway. Empty where the delay is not known (on a CPU).
     """
     steps: tuple[dict[str, int], ...] = ()
     """Nonzero categories of each step; summed over the steps, they equal `categories`."""
@@ -169,7 +170,7 @@ class Breakdown(Record):
     facts: StepFacts = StepFacts()
     """Settings that the steps already use; all unknown in older records."""
     stalls: Stalls | None = None
-    """Stretches without a launch; None in older records."""
+    """Stalls of the profiled steps; None in older records."""
     replay: Replay | None = None
     """Replay of the process's steps, with and without each cause; None without device work, and in older records."""
     step_flops: float | None = None
@@ -239,7 +240,7 @@ class Finding(Record):
     """Upper limit on the saving from fixing the finding's cause, as a share of the step."""
     evidence: dict[str, float | str] = field(default_factory=dict)
     claim: float | None = None
-    """Share of the step that fixing the finding's cause saves in addition to the findings before it; an upper limit if
-    this was not replayed. Claims do not overlap, so they add up. None where it saves nothing by itself, and in older
-    records.
+    """Share of the step that fixing this finding's cause saves in addition to fixing the findings before it; an upper
+    limit if it was not replayed. These shares do not overlap, so they add up. None where the fix saves nothing by
+    itself, and in older records.
     """

@@ -66,7 +66,7 @@ class Candidate(Record, dict=True):
 
     @functools.cached_property
     def key(self) -> str:
-        """Stable identity: 16 hexadecimal digits of the SHA-256 of the canonical JSON."""
+        """Stable identity of the candidate: 16 hexadecimal digits of the SHA-256 of the canonical JSON."""
         canonical = msgspec.json.encode(self.choices, order="deterministic")
         return hashlib.sha256(canonical).hexdigest()[:16]
 

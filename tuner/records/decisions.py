@@ -18,13 +18,13 @@ class Suggestion(Record):
     bound: float | None = None
     """Upper limit on what the candidate could save, as a share of the incumbent's step."""
     replicate: int = 0
-    """Number of this run of the candidate for this purpose, from 0."""
+    """Index of this run among the runs of the candidate for this purpose, from 0."""
     companion: Candidate | None = None
     """Candidate with which the suggested one is compared; the two take turns if both fit into memory."""
 
 
 class Decision(Record):
-    """One row of a search's record: what was tried or not, the reason, and the outcome.
+    """One entry of a search's record: the trial that was run or omitted, the reason, and the outcome.
 
     Attributes:
         sequence: Position in the search.

@@ -18,16 +18,16 @@ class MeasureSettings(Record):
     min_rounds: int = 5
     max_rounds: int = 60
     half_width: float = 0.01
-    """Target half-width: measuring stops when the 95 % half-width of every trial's mean rate (or of its ratio to the
-    group's first trial) is below this share of that rate (or ratio).
+    """Target precision: measuring stops when, for every trial, the 95 % half-width of its mean rate (or of its ratio to
+    the group's first trial) is below this share of the rate (or ratio).
     """
     cap_s: float = 10.0
     """Seconds after which no further round is started."""
     foreign_cpu_share: float = 0.10
     """Maximum share of the cores that processes outside the group may use during a window for it to count as quiet."""
     quiet_machine: bool = False
-    """True if only windows of a quiet machine count. If False and such windows are too few, all windows count, and are
-    marked.
+    """True if only windows in which the machine was quiet count. If False and there are too few such windows, all
+    windows count, and are marked.
     """
 
 
@@ -43,8 +43,8 @@ class InputActivity(Record):
     wait_ns: int
     """Time that the main thread spends in the loader's `next()`."""
     runnable_share: float
-    """Share of the time of the processes that make batches (for the main thread, of `wait_ns`) spent computing or
-    waiting for a core, not sleeping.
+    """Share of their time that the loader workers spend computing or waiting for a core rather than sleeping. Without
+    workers, the main thread's share of `wait_ns`.
     """
     read_bytes_per_s: float
     """Bytes per second read from storage; reads from the page cache are not counted."""
@@ -75,7 +75,7 @@ class DeviceReading(Record):
 
 
 class Window(Record):
-    """One timed, unprofiled stretch of whole steps.
+    """Timing window: consecutive whole steps, timed without the profiler.
 
     Attributes:
         num_steps: Whole steps in it.
@@ -142,7 +142,7 @@ class Startup(Record):
     warm_up_steps: int
     steady: bool
     compile_ns: int = 0
-    """Excess of the warm-up over the same number of steady steps: compilation and CUDA graph capture."""
+    """Excess time of the warm-up over the same number of steady steps: compilation and CUDA graph capture."""
     compile_cold: bool = False
 
 

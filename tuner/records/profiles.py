@@ -23,7 +23,7 @@ class KernelStats(Record):
     count: int
     total_ns: int
     share: float
-    """Share of the profiled time."""
+    """Share of the profiled time that the kernel takes."""
     mean_ns: int
     max_ns: int
     tensor_cores: bool

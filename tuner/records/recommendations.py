@@ -44,7 +44,7 @@ class Interval(Record):
 
 
 class Gain(Record):
-    """Rate of a confirmed candidate over the baseline's; 1.0 is no gain.
+    """Rate of a confirmed candidate divided by the baseline's rate; 1.0 is no gain.
 
     Attributes:
         ratio: Estimated ratio of the rates.
@@ -80,9 +80,10 @@ class Part(Record):
     reason: str
     numerics: Numerics
     gain: float | None = None
-    """Contribution as a ratio of speeds: the answer over the answer without this part, both run anew, in turns. None
-    where it was not measured. In older records, whose `num_blocks` is 0, it is an estimate of the search, and is not
-    shown. With a single part, it is the gain of the whole answer."""
+    """Contribution of this part: the speed with the whole answer divided by the speed without this part, both from new
+    runs that took turns. None where it was not measured. In older records, whose `num_blocks` is 0, it is an estimate
+    of the search, and is not shown. With a single part, it is the gain of the whole answer.
+    """
     interval: Interval | None = None
     num_blocks: int = 0
 
@@ -101,7 +102,8 @@ class Certificate(Record):
     remaining_bound: float
     """Upper limit on what any untried, legal choice could still gain, as a share of the step."""
     status: str
-    """Status of the bounds: "estimated", or "audited" once enough pruned choices were run to check them."""
+    """Status of the upper limits on gains: "estimated", or "audited" once enough pruned choices were run to check them.
+    """
     noise: float
     """Smallest gain that this study could distinguish from zero."""
     ended: str
@@ -227,11 +229,13 @@ class Recommendation(Record):
     peak_memory_bytes: int = 0
     baseline_peak_memory_bytes: int = 0
     unproven_gain: Gain | None = None
-    """Gain of the best finalist where the confirmation proved none faster; that finalist is not recommended."""
+    """Gain of the best finalist, if the confirmation proved no finalist faster; that finalist is not recommended."""
     unproven_candidate: Candidate | None = None
-    """The finalist of `unproven_gain`; None in older records."""
+    """Finalist whose gain is `unproven_gain`; None in older records."""
     search_interval: Interval | None = None
-    """Interval of the ratio of rates from the trials of the search, where no confirmation was made."""
+    """Interval of the ratio of the candidate's rate to the baseline's, from the search's trials, if no confirmation was
+    made.
+    """
     no_time_for: tuple[str, ...] = ()
     """Parts of the study omitted because of an interrupt or the budget, each as a phrase."""
     needed_budget_s: float | None = None

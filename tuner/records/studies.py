@@ -82,7 +82,8 @@ class Study(Record):
     environment: Environment | None = None
     message: str = ""
     source_digest: str = ""
-    """Digest of the workload's own file, so that results of an edited workload are not mixed."""
+    """Digest of the workload's own file, so that results from before and after an edit of the workload are not mixed.
+    """
     steptune_version: str = ""
 
 

@@ -41,7 +41,7 @@ class Link(Record):
     kind: str
     latency_ns: float
     bytes_per_s: float
-    """One-way bandwidth: of one rank inside a host; of all ranks of a host together between hosts."""
+    """One-way bandwidth: inside a host, of one rank; between hosts, of all ranks of a host together."""
     call_ns: float = 0.0
     num_sharing: int = 1
     """Number of groups that used the link at the same time during its measurement: one for each rank of a host."""

@@ -190,7 +190,7 @@ class TrialResult(Record, dict=True):
     phases_ns: dict[str, int] = field(default_factory=dict)
     trace_digest: str | None = None
     place: str = ""
-    """Hash of the machine and its devices, without names; rates of different places are not compared."""
+    """Hash of the machine and its devices, without names; rates with different hashes are not compared."""
     repeated: tuple[Attempt, ...] = ()
     """Earlier runs of this trial, oldest first; the other fields describe the last run."""
 

@@ -42,7 +42,7 @@ class DatasetFacts(Record):
     seedable: bool = True
     """True if `dataset[i]` is reproducible when torch's, NumPy's and Python's generators are seeded."""
     padding_share: float | None = None
-    """Share of the batches that is padding if each is padded to its longest sample; None where lengths are unknown."""
+    """Share of padding in the batches if each batch is padded to its longest sample; None where lengths are unknown."""
 
 
 class UnitFacts(Record):
@@ -93,7 +93,9 @@ class ModelFacts(Record):
     expert_implementations: tuple[str, ...] = ()
     expert_implementation: str | None = None
     can_be_batch_second: bool = False
-    """True if the repeated blocks use torch's attention and can take the batch second (`training/batch_second.py`)."""
+    """True if the repeated blocks use torch's attention and accept the batch as the second dimension
+    (`training/batch_second.py`).
+    """
     flops_per_step: int | None = None
     """FLOP of one forward and backward pass over the global batch, counted by torch's FlopCounterMode."""
     unaligned_linears: dict[str, int] = field(default_factory=dict)
@@ -104,7 +106,8 @@ class ModelFacts(Record):
     """Number of experts in every mixture that can be divided among ranks; 0 without experts, or where that is not
     supported."""
     tensor_units: int = 0
-    """Number of heads or inner columns of the blocks that can be divided among ranks; 0 where no way to do it is known.
+    """Number of the blocks' heads or inner columns that can be divided among ranks; 0 where no way to divide them is
+    known.
     """
     tensor_refusal: str = ""
     """Reason why `tensor_units` is 0; empty otherwise."""

@@ -40,8 +40,8 @@ class CopyError(SteptuneError):
 
 
 def place_to_start_from(record: ScriptRecord) -> CopyPlace:
-    """Return the last copy before the training loader is first iterated: all changes of a trial are made after that
-    point.
+    """Return the last frozen copy made before the training loader is first iterated; a trial makes all its changes
+    after that point.
 
     Raises:
         CopyError: There is no such copy.
@@ -90,7 +90,9 @@ class FrozenCopy:
         self._send({"imports": [*USED_BY_EVERY_TRIAL, *compiles]}, END_S)
 
     def shared(self, folder: Path) -> Path:
-        """Return the path of a folder in the copy's view, where files written after the view was made may be hidden."""
+        """Copy a folder to where the frozen copy can read it, and return the new path. Files written after the frozen
+        copy was made may be hidden from it.
+        """
         target = self._folder / f"shared-{folder.name}"
         if not target.exists():
             shutil.copytree(folder, target)

@@ -32,7 +32,7 @@ from steptune.tuner.strategies.api import Outside
 from steptune.tuner.strategies.in_scripts import outside_of
 
 MOST_LINES = 15
-"""Maximum number of lines that a diff removes and adds."""
+"""Maximum number of lines that a diff changes: removed lines plus added lines."""
 LOADER = "loader."
 NEED_NOT_BE_SAID: dict[str, tuple[Scalar, ...]] = {
     "num_workers": (0,),
@@ -163,7 +163,9 @@ class _Writer:
                 write(changes)
 
     def _write_to_library(self, changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
-        """Set the arguments of the library that owns the loop, and return the changes that it has no argument for."""
+        """Set the arguments of the library that owns the loop, and return the changes for which the library has no
+        argument.
+        """
         named = [part for part in self._script.command if part in self._script.files]
         said = library_arguments(changes, self._script, self._file(named[0])) if len(named) == 1 else None
         if said is None:
@@ -270,7 +272,7 @@ class _Writer:
 
 
 def _of_torch(file: SourceFile, call: ast.Call, module: str) -> None:
-    """Refuse a class that may not accept the arguments of torch's class."""
+    """Refuse a call of a class that is not torch's, because it may not accept the arguments of torch's class."""
     if not full_name(file.tree, call.func).startswith(module):
         raise NotEditableError(
             f"{last_name(call.func)} is not a class of {module.rstrip('.')}, according to the file's imports"
@@ -283,10 +285,10 @@ def _unchanged(script: ScriptFacts, name: str) -> str:
         text = path.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RecommendationError(
-            f"{path} cannot be read ({error}): restore the file that was tuned, because the diff changes it"
+            f"{path} cannot be read ({error}): the diff requires the file as it was tuned, so restore it"
         ) from None
     if source_digest(text) != script.files[name]:
-        raise RecommendationError(f"{path} was edited since it was tuned: undo that, or tune it again")
+        raise RecommendationError(f"{path} was edited since it was tuned: undo the edits, or tune the script again")
     return text
 
 

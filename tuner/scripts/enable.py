@@ -11,7 +11,8 @@ from steptune.tuner.scripts.agent import OUTSIDE
 
 
 def enable(recommendation: str | Path = "steptune.json") -> None:
-    """Train with the changes of a recommendation for this script, made from outside as its trials made them.
+    """Apply the changes of a recommendation to this script's training, from outside the script, as the recommendation's
+    trials did.
 
         import steptune
         steptune.enable("steptune.json")

@@ -31,7 +31,9 @@ HIGHER_PRECISION = ("high", "medium")
 
 
 def _files(command: tuple[str, ...], folder: Path, places: Iterable[str]) -> dict[str, str]:
-    """Return the texts of the Python files below a folder that a command or the given places name, by relative path."""
+    """Return the text of each Python file that the command or a place names, by relative path; files outside the folder
+    are left out.
+    """
     root = folder.resolve()
     named = [*command, *(place.rpartition(":")[0] for place in places)]
     paths = {(folder / name).resolve() for name in named if name.endswith(".py")}
@@ -40,7 +42,9 @@ def _files(command: tuple[str, ...], folder: Path, places: Iterable[str]) -> dic
 
 
 def _lines(folder: Path, places: Mapping[str, str], files: Mapping[str, str]) -> dict[str, tuple[str, int]]:
-    """Return each place as a file and a position among the file's compared lines."""
+    """Return each place as a file and the index of its line among the file's compared lines, which are all except blank
+    lines and calls of Steptune.
+    """
     found = {}
     for name, place in places.items():
         path, _, rest = place.rpartition(":")

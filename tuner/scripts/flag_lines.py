@@ -28,7 +28,8 @@ SETTERS = {
 
 
 def flag_lines(changes: Mapping[str, Scalar], tree: ast.AST, line: int, others: Sequence[ast.AST]) -> list[str]:
-    """Return lines that set the flags of a choice; a default needs none where the script does not set another value.
+    """Return lines that set the flags of a choice; a flag's default needs a line only where the script sets another
+    value.
 
     Args:
         tree: The file into which they go.

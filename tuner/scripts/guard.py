@@ -28,8 +28,8 @@ ROOM, EAGER_PEAKS, CORES_OF_A_RUN = 0.9, 2.0, 2
 eager run as a multiple of the peak in today's trial, and minimum cores for each run.
 """
 MOST_REFERENCE_SHARE = 0.1
-"""Maximum share of the remaining time that reference runs may take; beyond it, each roundoff disturbs one run instead
-of two.
+"""Maximum share of the remaining time that reference runs may take. For each unit roundoff, two runs are disturbed, or
+only one if two would exceed this share.
 """
 
 

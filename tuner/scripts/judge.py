@@ -225,13 +225,21 @@ class _Judgement:
         disturbed = [run for runs in self._disturbed.values() for run in runs if run["wide"]]
         if not found or not wanted or not disturbed:
             if self._unit > FP32_ROUNDOFF:
-                self._notes.append("gradients not compared in FP32: on a CPU, and in scripts without autocast only")
+                self._notes.append(
+                    "gradients not compared in FP32: this comparison requires a CPU and a script without autocast"
+                )
             return False
         if any(run["wide_has_16_bits"] for run in disturbed):
             self._notes.append("gradients not compared in FP32: the script computes in 16 bits without autocast")
             return False
         if _shape(self._reference["wide"]) != _shape(self._candidate["wide"]):
-            self._checks.append(_failed("gradients in FP32", "the steps in FP32 make other updates", kind="twin"))
+            self._checks.append(
+                _failed(
+                    "gradients in FP32",
+                    "the steps in FP32 differ from the reference's in their losses or updates",
+                    kind="twin",
+                )
+            )
             return True
         exact = range(len(wanted))
         runs = [[_gradients(step) for step in run["wide"]] for run in disturbed]
@@ -265,7 +273,7 @@ class _Judgement:
         self._checks.append(gated(name, kind, score.ratio, 1.0, told_score(score, name), gates))
 
     def _check_data(self) -> None:
-        """Compare the batches by hashes of their content; by the sampler's order where samples are random."""
+        """Compare the batches by hashes of their content, or by the order of the sampler if samples are random."""
         wanted, found = self._reference["hashes"], self._candidate["hashes"]
         if not wanted:
             self._notes.append("data: the loop makes its batches itself")
@@ -296,7 +304,7 @@ def _failed(name: str, detail: str, kind: str = "pointwise") -> GuardCheck:
 
 
 def _shape(steps: Sequence[Seen]) -> list[tuple[int, list[int]]]:
-    """Return the number of losses and the numbers of the optimizers that step, for each step."""
+    """Return, for each step, how many losses it computes and which optimizers step, by number."""
     return [(len(step["losses"]), [update["number"] for update in step["updates"]]) for step in steps]
 
 
@@ -336,7 +344,9 @@ def _by_optimizer(steps: Sequence[Seen]) -> dict[int, list[Seen]]:
 
 
 def _rule(updates: Sequence[Seen]) -> UpdateRule:
-    """Return the update rule with the options of each step, without clipping: recorded gradients are clipped."""
+    """Return the update rule with the options of each step; it has no clipping, because the recorded gradients are
+    already clipped.
+    """
     steps = tuple(
         tuple(
             RuleGroup(

@@ -26,11 +26,11 @@ ARMED = Path(__file__).parent / "armed"
 NO_MESSAGES = {"KINETO_LOG_LEVEL": "99"}
 """Environment variables that suppress the profiler's messages on standard error."""
 NO_RUNS = {"WANDB_MODE": "disabled"}
-"""Environment variables that disable experiment trackers: an inspection is no run to report."""
+"""Environment variables that disable experiment trackers, because an inspection is not a run to report."""
 INTERRUPT_S = 8.0
-"""Seconds from an interrupt until the processes of a command that has not ended are killed."""
+"""Grace period after an interrupt, in seconds: processes of the command that have not ended by then are killed."""
 CHECK_S = 0.5
-"""Seconds between checks whether a command is to continue."""
+"""Seconds between two checks of whether a command is to continue."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ def ran_script(
 
 
 def ended_in(record: Path, status: int | None) -> Ended:
-    """Return the result of a command from its record; without a status, it exceeded its time limit."""
+    """Return the result of a command from its record; `status` None means that the command exceeded its time limit."""
     return Ended(
         status=128 + signal.SIGALRM if status is None else status,
         timed_out=status is None,
@@ -165,7 +165,9 @@ def _temporary_folder() -> Iterator[Path]:
 
 
 def find_links_out(folder: Path) -> tuple[str, ...]:
-    """Return the names of a folder's entries that link to writable folders outside it, which a view does not cover."""
+    """Return the names of a folder's entries that link to writable folders outside it: a view of the folder does not
+    cover those.
+    """
     root = folder.resolve()
     links = [path for path in folder.iterdir() if path.is_symlink() and path.is_dir()]
     out = (path.name for path in links if not path.resolve().is_relative_to(root) and os.access(path, os.W_OK))
@@ -185,8 +187,8 @@ def _no_view(folder: Path, reason: str, *, is_trial: bool) -> str:
             "not tuned"
         )
     return (
-        f"{refusal}. With --in-place the script runs without a view, and files that it writes before its steps are "
-        "recorded are kept"
+        f"{refusal}. With --in-place the script runs without a view: the files that it writes before the end of the "
+        "recording stay in the folder"
     )
 
 

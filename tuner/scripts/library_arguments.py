@@ -36,7 +36,7 @@ LOADER = "loader."
 DEFAULTS = {"num_workers": (0,), "pin_memory": (True,), "prefetch_factor": (None, 2), "persistent_workers": (False,)}
 """Defaults that a Trainer gives its loader."""
 UNSAID = {"compile_dynamic": (None,)}
-"""Values that need no argument, in addition to flags that are off."""
+"""Values that need no argument, by change; for changes not listed here, None, False and "highest" need none."""
 
 
 @dataclass(frozen=True, kw_only=True)

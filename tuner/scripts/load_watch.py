@@ -30,7 +30,9 @@ class LoadWatch:
         self._thread.join()
 
     def share(self, begin_ns: int, end_ns: int) -> float:
-        """Return the share of the cores that others used, between the readings around a window."""
+        """Return the share of the cores that other programs used, between the last reading before a window and the
+        first one after it.
+        """
         before = [reading for reading in self._readings if reading.at_s * 1e9 <= begin_ns]
         after = [reading for reading in self._readings if reading.at_s * 1e9 >= end_ns]
         return foreign_share(before[-1], after[0]) if before and after else 0.0

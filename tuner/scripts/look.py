@@ -21,8 +21,9 @@ from steptune.tuner.scripts.traces import analyse_script
 from steptune.tuner.trace_records import TraceAnalysis
 
 SAME_FOR_ALL = {"PYTHONHASHSEED": "0", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""Environment variables of all inspections and trials: they give sets of strings the same order everywhere, and keep a
-query for GPUs from initialising CUDA, after which a process cannot leave copies."""
+"""Environment variables of all inspections and trials. They make sets of strings iterate in the same order everywhere,
+and keep a query for GPUs from initialising CUDA: a process with CUDA initialised cannot be forked.
+"""
 
 
 class Look:
@@ -56,7 +57,7 @@ class Look:
         self._kept = contextlib.ExitStack()
 
     def keep(self, copy: FrozenCopy, kept: contextlib.ExitStack) -> None:
-        """Keep a copy for trials to start from, with the view and the folder that it needs."""
+        """Keep a frozen copy from which trials start, and the view and the folder that the copy needs."""
         self.copy, self._kept = copy, kept
 
     def close(self) -> None:
@@ -78,7 +79,7 @@ class Look:
     @property
     def script(self) -> ScriptFacts:
         """Findings of the inspection, in the form that strategies use."""
-        assert self.facts.script is not None, "facts of an inspection have a script"
+        assert self.facts.script is not None, "the facts of an inspection must include script facts"
         return self.facts.script
 
 

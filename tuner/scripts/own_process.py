@@ -18,12 +18,14 @@ sys.path.insert(0, sys.argv[1])
 module, _, function = sys.argv[2].partition(":")
 getattr(importlib.import_module(module), function)()
 """
-"""Program of the process. `-P` keeps modules of the user's folder off the path, so the program adds the import root."""
+"""Source of the program that the process runs. `-P` keeps modules of the user's folder off the path, so the program
+adds the import root.
+"""
 _LENGTH = struct.Struct("<Q")
 
 
 class OwnProcess:
-    """Process that answers requests one after another, with a function that calls `answer`.
+    """Process that runs a given function, which calls `answer` to answer requests one after another.
 
     Args:
         function: Module and name of the function, such as "steptune.tuner.scripts.judge:main".
@@ -63,14 +65,14 @@ class OwnProcess:
             RunnerError: The process failed.
         """
         process = self.start()
-        assert process.stdin is not None, "the process was started with a pipe"
-        assert process.stdout is not None, "the process was started with a pipe"
+        assert process.stdin is not None, "the process must have a pipe for its input"
+        assert process.stdout is not None, "the process must have a pipe for its output"
         try:
             _write(process.stdin, given)
             return _read(process.stdout)
         except (BrokenPipeError, EOFError):
             process.wait()
-        assert self._errors is not None, "the file was opened with the process"
+        assert self._errors is not None, "the process must have a file for its errors"
         self._errors.seek(0)
         last = self._errors.read().decode(errors="replace").strip().splitlines()[-1:]
         raise RunnerError(f"{self._failed}: {last[0] if last else 'no message'}")

@@ -12,7 +12,8 @@ from steptune.tuner.scripts.record import ScriptLoader, ScriptModel, ScriptOptim
 
 SHORT_DTYPES = {"float32": "FP32", "bfloat16": "BF16", "float16": "FP16", "float64": "FP64"}
 LONG_STEP = 3.0
-"""Minimum length of a step, in median steps, at which it contains other work: an evaluation, a checkpoint, a rollout.
+"""Multiple of the median step time above which a step is taken to contain other work: an evaluation, a checkpoint, a
+rollout.
 """
 IRREGULAR_SHARE = 0.1
 MUCH_TIME = 0.05

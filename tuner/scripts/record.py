@@ -11,8 +11,10 @@ from steptune.tuner.errors import RunnerError
 from steptune.tuner.records.base import Record
 
 SETTINGS, COMPLETE, NO_VIEW, TEXTS, STATUS = "settings.json", "complete", "no-view", "texts.json", "status"
-"""Names of files beside the records: the hooks' settings; the mark that every rank was recorded; the reason why there
-is no view; texts that replace those of files in the view; the exit status of a command whose frozen copies continue."""
+"""Names of files in the folder of the records: the hooks' settings; the mark that every rank was recorded; the reason
+why there is no view; texts that replace those of files in the view; the exit status of a command whose frozen copies
+continue.
+"""
 
 
 class ScriptStep(Record):
@@ -83,7 +85,7 @@ class ScriptOptimizer(Record):
 
 
 class ScriptModel(Record):
-    """An outermost module that was called with gradients, or owns trained parameters.
+    """An outermost module that was called with gradients enabled, or that owns trained parameters.
 
     Attributes:
         num_in_optimizer: Number of parameters that the step's optimizers update.

@@ -51,10 +51,11 @@ from steptune.tuner.trials.analysis_files import keep_analysis
 from steptune.tuner.trials.study_files import StudyFiles
 
 FAULTS_OF_COPIES = (FailureKind.WORKLOAD_ERROR, FailureKind.TIMEOUT)
-"""Failures of a trial from a copy after which the command is started instead: the script's files or threads may not
-work in a copy."""
+"""Failures after which a trial from a frozen copy is repeated by starting the command, because the script's files or
+threads may not work in a copy.
+"""
 LEAST_WINDOWS = 2
-"""Minimum number of timed windows with which a script may end before its trial does."""
+"""Minimum number of timed windows for a trial to count although the script ended before the trial was complete."""
 NUM_LOSSES = 100
 """Number of first backward passes whose losses a verification compares."""
 
@@ -181,7 +182,7 @@ class ScriptRunner:
     def _run_anew(
         self, spec: TrialSpec, purpose: Purpose, settings: MeasureSettings, group: str, listener: ProgressListener
     ) -> TrialResult:
-        """Run a trial that starts the command, whatever changes the trial makes."""
+        """Run a trial by starting the command, even if its changes could be made in a frozen copy."""
         copy, self._look.copy = self._look.copy, None
         try:
             return self._run(spec, purpose, settings, group, listener, is_again=True)
@@ -189,8 +190,8 @@ class ScriptRunner:
             self._look.copy = copy
 
     def _starts_anew(self, spec: TrialSpec, purpose: Purpose, applied: Mapping[str, Outside]) -> bool:
-        """Say whether a trial must start the command: its changes need another process, or its figures are compared
-        with figures of runs that started the command.
+        """Say whether a trial must start the command: its changes need a new process, or its figures are compared with
+        those of runs that started the command.
         """
         if self._look.copy is None or spec.environment_variables:
             return True
@@ -202,8 +203,8 @@ class ScriptRunner:
 
     @property
     def _confirms_anew(self) -> bool:
-        """True if confirmations start the command again: on a CPU, forks share the host's memory layout, which differs
-        between starts. On a GPU, context, memory and kernels are made after the fork.
+        """True if confirmations start the command again. On a CPU they do, because forks share the host's memory
+        layout, which differs between starts; on a GPU, context, memory and kernels are made after the fork.
         """
         return self._look.record.device != "cuda"
 
@@ -302,8 +303,8 @@ class ScriptRunner:
         return copy.spared_ns if copy is not None and ended.forked and self._confirms_anew else 0
 
     def _profiled(self, spec: TrialSpec, ended: Ended, step_ns: int) -> tuple[Breakdown, ...]:
-        """Return the breakdown of the recorded steps, and keep their analysis for result pages; and their traces, if
-        asked for.
+        """Return the breakdown of the recorded steps; keep their analysis for result pages and, if asked for, their
+        traces.
         """
         if not spec.profile:
             return ()

@@ -1,4 +1,4 @@
-"""Averages of the weights that a script holds beside its model, found in guarded steps by their recurrence.
+"""Averages of the weights that a script holds in addition to its model, found in guarded steps by their recurrence.
 
 A script does not name its averages: a candidate's average is the tensor that follows the weight by the reference's
 shares. Steps that begin from the reference's weights again show no average.
@@ -30,24 +30,25 @@ def check_averages(
     if not averages:
         return [], []
     if worst_held(averages, repeated, number).score > LIMIT:
-        return [], ["averages of the weights: they follow another recurrence in a repeated run of today's settings"]
+        return [], ["averages of the weights: a repeated run of today's settings follows a different recurrence"]
     found = worst_held(averages, candidate, number)
     detail = (
-        f"{found.name} takes {found.share:.3g} of its weight at step {found.step}, the reference {found.wanted:.3g}"
+        f"at step {found.step}, {found.name} takes {found.share:.3g} of the weight, but {found.wanted:.3g} in the "
+        "reference"
     )
     return [gated("averages", "average", found.score, LIMIT, detail, device in GUARDED_DEVICES)], []
 
 
 def averages_in(seen: Seen, number: int) -> tuple[Average, ...]:
-    """Return the tensors of a run that average a weight in its first steps."""
+    """Return the tensors of a run that, in its first steps, are averages of a weight."""
     steps = _states(seen, number)
     found = (find_averages([_only(step, held, weight) for step in steps]) for held, weight in _likely(steps))
     return tuple(average for averages in found for average in averages)
 
 
 def worst_held(averages: Sequence[Average], seen: Seen, number: int) -> AverageScore:
-    """Return the largest deviation of a run's averages from the reference's shares, each by the tensor that fits
-    best.
+    """Return the worst score of the reference's averages in a run; each average is compared with the tensor of the
+    script that matches it best.
     """
     steps = _states(seen, number)
     best = (min(_scores(average, steps), key=_score, default=_missing(average)) for average in averages)
@@ -55,8 +56,8 @@ def worst_held(averages: Sequence[Average], seen: Seen, number: int) -> AverageS
 
 
 def _scores(average: Average, steps: Sequence[StateStep]) -> Iterator[AverageScore]:
-    """Yield the scores of all tensors that might be an average. The tensor that is this average in the reference comes
-    first; no others follow a tensor that fits.
+    """Yield the score of each tensor that may be the given average. The tensor that is this average in the reference
+    comes first; a tensor that fits ends the search.
     """
     weight = steps[0].weights.get(average.weight) if steps else None
     if weight is None:
@@ -84,7 +85,7 @@ def _score(found: AverageScore) -> float:
 
 
 def _states(seen: Seen, number: int) -> list[StateStep]:
-    """Return the held tensors from one update to the next, and the weights after the first of the two."""
+    """Return, for each pair of consecutive steps, the held tensors after both and the weights after the first."""
     steps = seen["steps"][:number]
     roundoff = max((update["roundoff"] for step in steps for update in step["updates"]), default=0.0)
     weights = weights_after(steps)

@@ -22,5 +22,5 @@ def differing_call(wanted: Sequence[Seen], found: Sequence[Seen], *, is_compiled
 
 
 def calls_of(step: Seen, *, is_compiled: bool) -> list[str]:
-    """Return the calls of a step, without those that compiled code does not show."""
+    """Return the calls of a step; for compiled code, without calls of dropout, which cannot be observed there."""
     return [call for call in step["calls"] if not (is_compiled and call.startswith(DROPOUT))]

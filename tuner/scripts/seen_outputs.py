@@ -9,7 +9,9 @@ from steptune.tuner.records import GuardCheck
 from steptune.tuner.trials.guard_checks import OUTPUT_DEVICES, output_check
 
 Outputs = Mapping[str, Sequence[float]]
-"""Difference and excess of size of each module's output, in unit roundoffs; empty where it could not be computed."""
+"""Deviation of each module's output from its output in FP32, as two numbers in unit roundoffs: the difference, and the
+excess in size; empty where it could not be computed.
+"""
 
 
 def check_outputs(outputs: Outputs, device: str) -> list[GuardCheck]:

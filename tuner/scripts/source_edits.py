@@ -61,7 +61,7 @@ class SourceFile:
     # --- finding --------------------------------------------------------------------------------
 
     def call(self, line: int, names: Sequence[str]) -> ast.Call:
-        """Return the only call of a function or class of these names in a line."""
+        """Return the only call in a line whose function or class has one of these names."""
         calls = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
         found = [c for c in calls if last_name(c.func) in names and c.lineno <= line <= (c.end_lineno or c.lineno)]
         if len(found) != 1:
@@ -150,8 +150,8 @@ class SourceFile:
         return self._starts[node.lineno - 1] + node.col_offset
 
     def _end(self, node: Place) -> int:
-        assert node.end_lineno is not None, "a parsed tree has all positions"
-        assert node.end_col_offset is not None, "a parsed tree has all positions"
+        assert node.end_lineno is not None, "every node of a parsed tree must have its positions"
+        assert node.end_col_offset is not None, "every node of a parsed tree must have its positions"
         return self._starts[node.end_lineno - 1] + node.end_col_offset
 
 
@@ -161,7 +161,7 @@ def _reads_as(block: str, statements: Sequence[ast.stmt]) -> bool:
         (found,) = ast.parse(f"if True:\n{block}").body
     except (SyntaxError, ValueError):
         return False
-    assert isinstance(found, ast.If), "the text begins with an if statement"
+    assert isinstance(found, ast.If), "the text must begin with an if statement"
     return [ast.dump(s) for s in found.body] == [ast.dump(s) for s in statements]
 
 

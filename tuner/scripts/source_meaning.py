@@ -14,7 +14,7 @@ SCOPES = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp | ast.Lamb
 
 
 def full_name(tree: ast.AST, function: ast.expr) -> str:
-    """Return the full name of a function by the file's imports, such as `torch.optim.AdamW` of `optim.AdamW`; empty if
+    """Return the full name of a function by the file's imports, such as `torch.optim.AdamW` for `optim.AdamW`; empty if
     no import provides it.
     """
     imported = {}
@@ -28,7 +28,9 @@ def full_name(tree: ast.AST, function: ast.expr) -> str:
 
 
 def knows_torch(tree: ast.AST, line: int) -> bool:
-    """Say whether the name `torch` is defined in a line: imported there or for the whole file, or by a star import."""
+    """Say whether the name `torch` is defined at a line: by an import in the function around the line or in the module,
+    or by a star import.
+    """
     nodes = list(ast.walk(tree))
     stars = any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in nodes)
     if stars and "torch" in names([tree], ast.Load):
@@ -68,8 +70,8 @@ def is_called(tree: ast.AST, line: int, name: str) -> bool:
 
 
 def is_replaced(tree: ast.AST, line: int, name: str) -> bool:
-    """Say whether a name may refer to a different object than in a line, because it is assigned later or wrapped
-    elsewhere.
+    """Say whether a name that occurs in a line may refer to a different object elsewhere, because it is assigned after
+    the line or wrapped in another function.
     """
     own = function_of(tree, line)
     for node in ast.walk(tree):

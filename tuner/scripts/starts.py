@@ -79,7 +79,8 @@ class ScriptStarts:
         copy = self.look.copy
         if copy is not None and not way.anew:
             try:
-                with copy.ran(self._for_copy(copy, trial), log, self.longest_fork_s(longest_s), self.check) as ended:
+                limit_s = longest_s if trial["changes"].get("compile") else self.longest_fork_s(longest_s)
+                with copy.ran(self._for_copy(copy, trial), log, limit_s, self.check) as ended:
                     yield ended
                 return
             except CopyError as error:
@@ -120,8 +121,8 @@ class ScriptStarts:
         return {**trial, "guard": {**guard, "reference": str(copy.shared(Path(guard["reference"])))}}
 
     def longest_fork_s(self, longest_s: float | None) -> float:
-        """Return the time limit of a trial from the copy, shorter than that of a run of the command, so that a hang is
-        found early.
+        """Return the time limit of a trial from the copy that compiles nothing, shorter than that of a run of the
+        command, so that a hang is found early.
         """
         longest = FORK_LOOKS * self.look.seconds + FORK_MORE_S
         return longest if longest_s is None else min(longest, longest_s)
@@ -132,7 +133,8 @@ class ScriptStarts:
         self.look.why_no_copy = reason
 
     def frozen(self, way: Start, log: Path) -> Look:
-        """Start the command in another way, run it up to its first steps, and return the inspection with a frozen copy.
+        """Start the command in the given way, run it up to its first steps, and return the inspection with a frozen
+        copy.
 
         Raises:
             CopyError: The run leaves no copy, or does not train.

@@ -23,7 +23,7 @@ from steptune.tuner.scripts.view import ViewError, enter_view
 from steptune.tuner.trials.processes import become_subreaper, die_with_parent, kill_descendants
 
 END_S = 3.0
-"""Seconds from the end of the recording, or an interrupt, until a command that has not ended is killed."""
+"""Seconds that a command may continue after its recording has ended, or after an interrupt, before it is killed."""
 POLL_S = 0.05
 KEPT_POLL_S = 0.2
 NOT_FOUND, NOT_EXECUTABLE = 127, 126

@@ -16,8 +16,8 @@ from steptune.tuner.trace_records import RankAnalysis, TraceAnalysis
 from steptune.tuner.wording import milliseconds
 
 DRIFT = 0.1
-"""Minimum relative difference of the step times before and after the recorded steps that is reported: gains may be off
-by as much.
+"""Relative difference between the step times before and after the recorded steps, above which a note is added: gains
+may be off by as much.
 """
 
 
@@ -39,7 +39,9 @@ def analyse_script(
 
 
 def timing_note(record: ScriptRecord) -> str:
-    """Return why the step time without the profiler may not be that of the recorded steps; empty if it is."""
+    """Return the reason why the step time measured without the profiler may differ from that of the recorded steps;
+    empty if there is none.
+    """
     before, after = record.step_time_before_ns, record.step_time_after_ns
     if not before:
         return ""
@@ -57,7 +59,7 @@ def timing_note(record: ScriptRecord) -> str:
 
 
 def details_of_traces(traces: Sequence[Path]) -> dict[Path, DetailsFile]:
-    """Return the windows with call stacks that belong to traces; a script may end before one is recorded."""
+    """Return, for each trace, its recording with call stacks, where one exists; a script may end before one is made."""
     numbers = {trace: trace.stem.partition("-")[2] for trace in traces}
     return {
         trace: _details_file(trace.with_name(f"details-{number}.json"), trace.with_name(f"blocks-{number}.json"))

@@ -56,7 +56,9 @@ def phases_of(seen: Mapping[str, Any], windows: Sequence[Window], began_ns: int)
 def windows_of(
     seen: Mapping[str, Any], settings: MeasureSettings, load: LoadWatch, global_batch: int
 ) -> tuple[Window, ...]:
-    """Return the timed windows of a trial, marked or void where other programs ran."""
+    """Return the timed windows of a trial. Windows in which other programs ran are marked, or void if the settings
+    require a quiet machine.
+    """
     found = []
     for number, window in enumerate(seen.get("windows", ())):
         begin_ns = window.pop("begin_ns")
@@ -88,7 +90,9 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def effects_of(applied: Mapping[str, Outside], seen: Mapping[str, str]) -> tuple[Effect, ...]:
-    """Return, for each choice, whether it took effect in the script; it did not if its object never appeared."""
+    """Return, for each choice, whether it took effect, that is, whether the script reached all code that the choice
+    changes.
+    """
     effects = []
     for name, outside in applied.items():
         missing = [change for change in outside.changes if change not in seen]

@@ -32,10 +32,12 @@ from steptune.tuner.search.confirmation import LEAST_BLOCKS, judge, plan_blocks
 from steptune.tuner.search.verification import FALL_SHARE, SPREADS
 
 LOSS_SHARE = 0.01
-"""Tolerance as a share of the loss: rounding grows over the steps, even where the loss does not fall."""
-STARTS_ON_CPU = "forks share a layout of host memory, which differs between runs"
+"""Tolerance for a difference of the losses, as a share of the loss: rounding errors grow over the steps, even where the
+loss does not fall.
+"""
+STARTS_ON_CPU = "the host's memory layout differs between new processes, but not between forks of one copy"
 UNCHANGED = {OUTSIDE: ""}
-"""Environment variables of the unchanged script, with which `steptune.enable()` in it does nothing."""
+"""Environment variables for the unchanged script, so that a call of `steptune.enable()` in it does nothing."""
 
 
 class ScriptVerification(Record):
@@ -174,7 +176,7 @@ class _Blocks:
                 missing = tuple(seen["missing"]) or missing
             longest_s = max(longest_s, time.monotonic() - began_s)
         (finalist,) = judge(unchanged.candidate, [self.changed.candidate], blocks)
-        assert finalist.gain is not None, "every block is complete, and there are at least two"
+        assert finalist.gain is not None, "a verification must have at least two blocks, all of them complete"
         found = compare_losses(losses[unchanged.candidate.key], losses[self.changed.candidate.key], finalist.gain)
         return msgspec.structs.replace(found, missing=missing)
 

@@ -31,7 +31,8 @@ class ViewError(SteptuneError):
 
 
 def enter_view(folder: Path, scratch: Path) -> None:
-    """Move this process, which must have one thread, into a view of a folder, and make that its working directory.
+    """Move this process, which must have a single thread, into a view of a folder, and make the view its working
+    directory.
 
     Args:
         folder: An absolute path.
@@ -97,7 +98,7 @@ def _unshare() -> None:
 
 
 def _overlay(source: Path, target: Path, layer: Path) -> None:
-    """Mount an overlay; in memory, if the temporary directory's file system cannot hold an overlay's upper layer."""
+    """Mount an overlay; its upper layer is in memory if the temporary directory's file system cannot hold one."""
     try:
         _try_overlay(source, target, layer)
     except OSError:

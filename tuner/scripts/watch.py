@@ -23,11 +23,11 @@ sys.path.insert(0, sys.argv[1])
 from steptune.service.script_profile import print_watched
 print_watched(sys.argv[2])
 """
-"""Program that prints the answer, in a process separate from the training."""
+"""Source of the program that prints the profile, in a process separate from the training."""
 
 
 def watch(loader: T = None) -> T:  # type: ignore[assignment]
-    """Profile the training loop that follows, once, and print the answer on standard error while it goes on.
+    """Profile the training loop that follows, once, and print the profile on standard error while the loop continues.
 
         for batch in steptune.watch(loader): ...
 
@@ -53,7 +53,7 @@ def watch(loader: T = None) -> T:  # type: ignore[assignment]
 
 
 class _Answer:
-    """Process that prints the answer, and the folder of its record."""
+    """Process that prints the profile, and the folder of the record from which it is made."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="steptune-script-"))

@@ -78,7 +78,7 @@ class Blame:
         return found
 
     def runs(self, levels: Ints) -> Floats:
-        """Return the probability that each configuration runs."""
+        """Return, for each configuration, the probability that it runs."""
         chosen = self._one_hot(levels)
         pairs = 0.5 * ((chosen @ self._pair) * chosen).sum(1)
         return np.asarray(np.exp(chosen @ self._single + pairs))
@@ -152,7 +152,7 @@ class Room:
         self._spread = self._spread - np.outer(direction, direction) * (hazard * (hazard + z) / sd**2)
 
     def fits(self, levels: Ints) -> Floats:
-        """Return the probability that each configuration fits; 1 while none ran out of memory."""
+        """Return, for each configuration, the probability that it fits into memory; 1 while none ran out of memory."""
         if not self.limits:
             return np.ones(len(levels))
         features = self._features(levels)

@@ -94,8 +94,8 @@ class BlockRunner:
         return max(MIN_CAP_S, (block_s - self._starts_s(candidates)) / len(self._trials.together(candidates)))
 
     def _starts_s(self, candidates: Sequence[Candidate]) -> float:
-        """Return the seconds until all candidates have their first windows; a candidate that was never run counts as
-        the slowest other one.
+        """Return the seconds until all candidates have their first windows; a candidate that was never run is assumed
+        to be as slow as the slowest other one.
         """
         known = [self._knowledge.start_s(candidate) for candidate in candidates]
         return sum(seconds or max(known) for seconds in known)

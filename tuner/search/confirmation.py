@@ -54,15 +54,15 @@ LONGEST_OVERRUN = 0.15
 """Maximum overrun of the budget that the minimum number of blocks may cause, as a share of the budget."""
 POWER = 0.8
 MORE, LESS = 0.05, 0.001
-"""Significance levels of the tests for blocks that scatter more, or less, than single runs. Less scatter narrows the
-interval, so the test for it requires stronger evidence.
+"""Significance levels of two tests: whether blocks scatter more, and whether they scatter less, than single runs. Less
+scatter narrows the interval, so the second test requires stronger evidence.
 """
 UNLIKE = 0.2
-"""Significance level of the test for different variances of the two sides."""
+"""Significance level of the test whether the two sides of a comparison have different variances."""
 ALIKE = 0.5
-"""Share of each side in a difference's variance, if both sides have the same variance."""
+"""Share of the variance of a difference that comes from each side, if both sides have the same variance."""
 HOPELESS = 0.1
-"""Minimum probability that the remaining blocks prove a gain, for them to be run."""
+"""Minimum probability of proving a gain for the remaining blocks to be run."""
 HOPE = 0.67
 """Number of standard errors by which the estimated gain is raised, to its upper quartile, before the probability of a
 proof is computed.
@@ -83,7 +83,7 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Variance of logarithms, with its degrees of freedom.
+    """Variance of log rates, or of their differences (log ratios), with its degrees of freedom.
 
     Attributes:
         common: Smaller side's share of the variance of a difference: a lower bound of the correlation between
@@ -264,7 +264,7 @@ def _unselected(results: Sequence[TrialResult]) -> Sequence[TrialResult]:
 
 
 def _side(results: Sequence[TrialResult]) -> Spread:
-    """Return the spread of one side's log rates about the mean of each place."""
+    """Return the spread of one side's log rates around their mean in each place (machine and devices)."""
     places = _by_place(results)
     degrees = sum(len(rates) - 1 for rates in places)
     squares = math.fsum(rate**2 for rates in places for rate in _centred(rates))
@@ -272,7 +272,9 @@ def _side(results: Sequence[TrialResult]) -> Spread:
 
 
 def _of_difference(one: Spread, other: Spread) -> Spread:
-    """Return the spread of a difference: from the pooled variance, or by Welch if the two variances clearly differ."""
+    """Return the spread of the difference between two sides' log rates: from the pooled variance, or by Welch's method
+    if the two variances clearly differ.
+    """
     total = one.variance + other.variance
     low, high = (_f_quantile(share, one.degrees, other.degrees) for share in (UNLIKE / 2, 1 - UNLIKE / 2))
     if not total or low * other.variance < one.variance < high * other.variance:
@@ -363,7 +365,7 @@ def _interval(centre: float, half_width: float) -> Interval:
 
 
 def _block_log_ratio(result: TrialResult, reference: TrialResult) -> float:
-    """Return a block's log ratio: paired by round where both took turns, else from the two rates."""
+    """Return a block's log ratio: paired by round if the two runs took turns, else from the two rates."""
     paired = log_ratio(result, reference)
     if paired is not None:
         return paired.mean

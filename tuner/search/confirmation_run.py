@@ -29,8 +29,8 @@ CONFIRM_CAPS = 1.5
 
 
 class ConfirmationRun:
-    """Confirmation of a search's finalists: they are measured again beside the reference until the answer is clear or
-    the planned blocks are done. An interrupted confirmation can be judged by its completed blocks.
+    """Confirmation of a search's finalists: they are measured again together with the reference until the answer is
+    clear or the planned blocks are done. An interrupted confirmation can be judged by its completed blocks.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class ConfirmationRun:
         self._short_of_time = False
         """True if the time sufficed only for fewer blocks than requested."""
         self._planned = 0
-        """Maximum number of blocks, which is exceeded only if the interval is still wide."""
+        """Planned number of blocks; it grows by one block at a time only while the interval is still wide."""
         self._longest_s = 0.0
         """Seconds of the longest block so far."""
         self._ended_early = ""
-        """Reason why no further block was needed; empty while blocks are."""
+        """Reason why no further block was needed; empty while further blocks are needed."""
         self.blocks: list[dict[str, TrialResult]] = []
         """Good results of each block by candidate key, as the objective counts them."""
 
@@ -102,7 +102,9 @@ class ConfirmationRun:
         self._longest_s = max(self._longest_s, self._view.elapsed_s - began_s)
 
     def _has_time(self, *, is_planned: bool) -> bool:
-        """Say whether the remaining time suffices for a block; stored blocks say nothing of how long one takes."""
+        """Say whether the remaining time suffices for another block. Only blocks run now show how long one takes;
+        stored blocks do not.
+        """
         needed_s = self._longest_s if is_planned else max(self._longest_s, self._least_block_s())
         return self._view.left_s >= needed_s
 

@@ -22,7 +22,7 @@ from steptune.tuner.search.view import StudyView
 
 
 class ContributionRun:
-    """Measurement, in the remaining time, of an answer beside variants that each lack one part.
+    """Measurement, in the remaining time, of an answer together with variants that each lack one part.
 
     Args:
         confirmed: Good results of the confirmation's blocks, for the scatter of the answer's runs.

@@ -45,11 +45,11 @@ RESERVE_MARGIN = 1.1
 WINDOW_S = 1.2
 """Seconds of windows in each run of the confirmation."""
 CLEARLY, PERHAPS = 0.9, 0.15
-"""Probabilities of a worthwhile gain over the incumbent: above the first, a candidate ranks before it; above the
-second, it becomes a finalist.
+"""Minimum probabilities of a worthwhile gain over the incumbent: with the first, a candidate ranks before the
+incumbent; with the second, the candidate becomes a finalist.
 """
 HARDLY = 0.1
-"""Probability of being faster below which a configuration counts as having no gain."""
+"""Minimum probability of being faster than the incumbent; with less, a configuration counts as having no gain."""
 EVEN = 0.5
 NEEDED_CANDIDATES = 3
 """Minimum number of candidates that a search should have time to try."""
@@ -186,7 +186,7 @@ class Designer:
         return [candidate for _, candidate in found][:count]
 
     def difference(self, candidate: Candidate, other: Candidate) -> Difference:
-        """Return the posterior of the logarithm of a configuration's rate over another's."""
+        """Return the posterior of the log ratio of two rates: the candidate's over the other one's."""
         levels = [self.grid.levels_of(c) for c in (candidate, other)]
         if None in levels:
             return self.knowledge.difference(candidate, other)
@@ -216,8 +216,8 @@ class Designer:
         return missed
 
     def needed_s(self) -> float:
-        """Return the seconds needed: for the baseline's trials as measured, and for a short search and a confirmation
-        as expected.
+        """Return the seconds that a study needs: the measured time of the baseline's trials, plus the expected time of
+        a short search and a confirmation.
         """
         baseline_s = sum(r.duration_ns for r in self.baseline_results()) / 1e9
         promising = [
@@ -289,8 +289,8 @@ class Designer:
             yield self._suggestion(chosen, "search")
 
     def _alike_winners(self) -> list[Candidate]:
-        """Return the winners of the earlier studies in which the step spent its time in the same categories as in this
-        study.
+        """Return the winners of earlier studies whose steps spent their time in the same categories as this study's
+        step.
         """
         situation = self.knowledge.own_situation(self.reference)
         now = situation.shares if situation is not None else {}
@@ -346,9 +346,9 @@ class Designer:
         return self.budget_s - self.knowledge.spent_s - self._reserve_s()
 
     def longest_s(self, candidate: Candidate) -> float:
-        """Return the seconds that a trial may take until its first window. While there is nothing to confirm, a
-        compilation that takes longer than expected leaves time for a trial without one, if a choice is left to try that
-        needs none, and its confirmation.
+        """Return the maximum seconds until a trial's first window. While there is nothing to confirm, a compilation
+        that takes longer than expected must leave time for a trial without compilation and its confirmation, if a
+        choice is left to try that needs no compilation.
         """
         if self._has_something_to_confirm() or not self.space.compiles_again(candidate, self.reference):
             return self.left_s
@@ -378,8 +378,8 @@ class Designer:
         return min(LEAST_BLOCKS, self._confirm_blocks) * self._block_s()
 
     def _has_something_to_confirm(self) -> bool:
-        """Say whether the best candidate so far is worth confirming, judged by rates alone: the model depends on the
-        time left.
+        """Say whether the best candidate so far is worth confirming, judged by rates alone: the Gaussian model would
+        need the time left, which depends on this answer.
         """
         best = self.best()
         if best == self.reference:
@@ -475,7 +475,9 @@ class Designer:
         self.ended = ended if left or ended == INTERRUPTED else NOTHING_LEFT
 
     def _chance(self, move: Move) -> float:
-        """Return the probability that a change alone saves more than `WORTH` of the incumbent's step."""
+        """Return the probability that this single change to the incumbent saves more than `WORTH` of the incumbent's
+        step.
+        """
         moved = self.space.combine(self.incumbent, [move])
         if moved is None or self.grid.levels_of(moved) is None or not self.baseline_results():
             return 1.0
@@ -501,8 +503,12 @@ def why_not(result: TrialResult) -> str:
 def _remedy(void: str) -> str:
     """Return advice for a machine with void windows, by the reason why they are void."""
     if void.endswith("of the cores"):
-        return "end them, or measure without --quiet-machine (in a service, without quiet_machine)"
-    return "end them" if void.endswith("of the device") else "cool the device or lower its power limit, and resume"
+        return "end these programs, or measure without --quiet-machine (in a service, without quiet_machine)"
+    return (
+        "end these processes"
+        if void.endswith("of the device")
+        else "cool the device or lower its power limit, and resume"
+    )
 
 
 def _why_it_does_not_count(result: TrialResult) -> str:

@@ -122,7 +122,7 @@ class StudyDriver:
         return self._finish(designer, StudyState.COMPLETED)
 
     def _confirm(self, designer: Designer, trials: GroupRunner) -> None:
-        """Measure the finalists again, and then, where one is proven faster, the contribution of each of its parts."""
+        """Measure the finalists again and, if one of them is proven faster, the contribution of each of its parts."""
         begun = designer, trials, self._ledger, self.study.settings, self.view
         self._confirmation = ConfirmationRun(*begun, place=self._place)
         self._confirmation.run()
@@ -132,8 +132,8 @@ class StudyDriver:
             self._contributions.run(chosen.candidate)
 
     def _with_less_memory(self, prepared: Prepared, designer: Designer, error: BaselineError) -> Prepared:
-        """Return the preparation with the nearest reference that may fit, after the previous reference ran out of
-        memory.
+        """Return the preparation with the nearest reference that may fit into memory, after the previous reference did
+        not fit.
         """
         if not error.out_of_memory or designer.failed is None:
             raise error
@@ -237,8 +237,9 @@ class StudyDriver:
         return self._finish(designer, state)
 
     def _told_again(self, prepared: Prepared) -> Designer:
-        """Return a new designer with all stored results, because the interrupt may have come between the storing of a
-        result and its report to the designer, or while a resumed study repeated its results.
+        """Return a new designer that has learned from all stored results. The previous one may lack some: the interrupt
+        may have come between the storing of a result and its report to the designer, or while a resumed study repeated
+        its results.
         """
         self._ledger = Ledger(self._store, self.study.study_id, self._objective)
         self._ledger.same_model = prepared.space.is_same_model

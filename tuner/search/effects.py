@@ -64,8 +64,8 @@ WIDENING = 2.0
 MOST_WIDENED = 6
 """Maximum number of choices with a wider prior in one model."""
 PRIORS = (Prior(main_sd=0.2, own_sd=0.1), Prior(main_sd=0.6, own_sd=0.2), Prior(main_sd=2.0, own_sd=0.4))
-"""Prior scales of effects: on CPUs a typical choice changes the rate by a fifth; on GPUs there are factors of five.
-Under a prior for fifths alone, such a factor would look like noise that no other trial shows.
+"""Prior scales of effects: alternatives among which the fit chooses. On CPUs a typical choice changes the rate by a
+fifth; on GPUs some choices change it by a factor of five, which the narrowest prior would take for noise.
 """
 
 
@@ -240,7 +240,9 @@ class EffectModel:
         return noise
 
     def _fit(self) -> tuple[Prior, float, float, Drift]:
-        """Fit the prior of choices without drift first: one large effect must not make all trials look noisy."""
+        """Fit the prior of the choices' effects first, without drift, then noise and drift: one large effect must not
+        make all trials look noisy.
+        """
         drifts = DRIFTS if any(o.reference is None for o in self._observations) else DRIFTS[:1]
         shares = CALM_SHARES if len({o.calm for o in self._observations if o.noisy}) > 1 else CALM_SHARES[:1]
         found = {(prior, share): self._fit_widths(prior, share) for prior, share in product(PRIORS, shares)}

@@ -20,7 +20,7 @@ from steptune.tuner.search.knowledge import Knowledge
 SMALLEST = 0.004
 """Minimum share of the step, in at least one profile, for which a category is modelled."""
 PROMISES_NOTHING = 0.01
-"""Expected log factor on a category's time (a small cost) for a change with a bound that allows no gain."""
+"""Expected log factor on a category's time (a small cost) for a change that can save nothing according to its bound."""
 MOST = 0.95
 """Maximum share of a category that a choice is expected to save."""
 UNKNOWN_ERROR = 0.05

@@ -45,9 +45,9 @@ HOPE, HOPE_SD = 0.3, 0.3
 ALIKE = 0.7
 """Correlation of the effects of two unordered choices of one strategy."""
 LENGTH = 0.3
-"""Length scale over which effects of ordered choices are similar, as a share of the range of ranks."""
+"""Length scale over which effects of ordered choices are similar, as a share of the range that the choices span."""
 SMOOTH = 0.85
-"""Share of the variance of an ordered choice's effect that its neighbours share."""
+"""Part of the variance of an ordered choice's effect that it has in common with neighbouring choices, from 0 to 1."""
 PROFILE_NOISE, LEAST_ERROR = 0.05, 0.003
 """Relative noise of a category's time in one profile, and the minimum error of its logarithm."""
 FLOOR = 0.004
@@ -72,7 +72,9 @@ GROUP = 0.2
 """
 PLACE = 0.5
 ROUNDS, LONGEST_STEP = 8, 0.5
-"""Number of rounds that learn effect sizes and linearisation points, and maximum move of a category in each."""
+"""Number of rounds that learn effect sizes and linearisation points, and maximum change of a category's log time in
+each round.
+"""
 JITTER = 1e-9
 
 
@@ -133,7 +135,7 @@ class Prior:
         return np.stack([kernel[np.ix_(a[:, k], b[:, k])] for k, kernel in enumerate(self.kernels)])
 
     def mean(self, levels: Ints) -> Floats:
-        """Return the expected logarithm of the factor of configurations, by category."""
+        """Return, for each configuration, the expected log factor on the time of each category."""
         return np.asarray(sum(mean[levels[:, k]] for k, mean in enumerate(self.means)))
 
 
@@ -160,7 +162,7 @@ class Measured:
     profiled: Ints
 
     def common(self, drift: float) -> Floats:
-        """Return the covariance of runs that their configurations do not explain: drift, group and place."""
+        """Return the covariance between runs that comes from drift, group and place, not from their configurations."""
         order = np.arange(len(self.log_s))
         walk = drift**2 * np.minimum(order[:, None], order[None, :])
         together = self.groups[:, None] == self.groups[None, :]
@@ -330,8 +332,8 @@ class StepModel:
         return list(itertools.product(NOISES, calm_parts, DRIFTS))
 
     def _noise_of_starts(self, noise: float, calm_part: float, drift: float) -> Floats:
-        """Return the covariance of runs that their configurations do not explain: each run's own noise, and the shared
-        deviations.
+        """Return the covariance between runs that comes from each run's own noise and from shared deviations, not from
+        their configurations.
         """
         own = np.where(self.measured.calm, calm_part * noise, noise) ** 2 + self.measured.errors**2
         return np.diag(own) + self.measured.common(drift)
@@ -397,7 +399,9 @@ class StepModel:
 
 
 def _with_pairs(both: Floats) -> Floats:
-    """Add main effects (by parameter on the first axis), the effects of their pairs, and the reference's level."""
+    """Return the covariance from main effects (given by parameter on the first axis), their pairwise interactions, and
+    the reference's level.
+    """
     main = both.sum(0)
     return np.asarray(main + 0.5 * PAIRS * (main**2 - (both**2).sum(0)) + LEVEL**2)
 

@@ -104,7 +104,9 @@ class Grid:
         return self._levels[candidate.key]
 
     def _canonical(self, candidate: Candidate, made_of: Levels | None) -> Levels | None:
-        """Return the levels of a normalised candidate; a choice that is not an option has its level in `made_of`."""
+        """Return the levels of a normalised candidate; for a choice that is not among the options, use the level in
+        `made_of`.
+        """
         if candidate.choices.keys() - self._index.keys():
             return None
         found = []

@@ -1,4 +1,4 @@
-"""Groups of trials that are alive at the same time and take turns: their run, diagnosis and storage."""
+"""Running, diagnosis and storage of groups of trials that are alive at the same time and take turns."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ class GroupRunner:
     def _repeat_alone(
         self, specs: Sequence[TrialSpec], results: Sequence[TrialResult], began_at: str
     ) -> list[TrialResult]:
-        """Run again, one by one, the trials that ran out of memory beside others, or were not measured because another
-        trial did.
+        """Run again, each alone, the trials of a group that ran out of memory, or that were not measured because
+        another one did.
 
         A companion is not repeated: it is useful only beside its trial.
         """
@@ -146,7 +146,9 @@ class GroupRunner:
     # --- memory -------------------------------------------------------------------------------
 
     def together(self, candidates: Sequence[Candidate]) -> list[list[Candidate]]:
-        """Group candidates to measure at the same time: all in turns where they are known to fit, else each alone."""
+        """Divide candidates into groups that are measured at the same time: a single group if all are known to fit into
+        memory together, else one group for each candidate.
+        """
         return [list(candidates)] if self._fit_together(candidates) else [[candidate] for candidate in candidates]
 
     def takes_turns(self, candidate: Candidate, companion: Candidate) -> bool:
@@ -185,7 +187,7 @@ class GroupRunner:
 
     def _diagnosed(self, result: TrialResult, spec: TrialSpec) -> TrialResult:
         """Return the result with its place and the findings of its profile. A workload error in a candidate's trial
-        counts as the candidate's (unsupported), because the reference ran.
+        becomes `unsupported`: the candidate caused it, because the reference ran.
         """
         failure = result.failure
         if failure is not None and failure.kind is FailureKind.WORKLOAD_ERROR and not spec.candidate.is_baseline:
@@ -203,7 +205,7 @@ def _beside(result: TrialResult, num_beside: int) -> Failure:
         return Failure(
             kind=FailureKind.OUT_OF_MEMORY,
             phase=Phase.MEASURE,
-            message=f"nothing was measured, because memory ran out while {others} running; repeated alone",
+            message=f"nothing was measured, because memory ran out while {others} running; the trial is repeated alone",
         )
-    message = f"{result.failure.message}; {others} running; repeated alone"
+    message = f"{result.failure.message}; {others} running, so the trial is repeated alone"
     return msgspec.structs.replace(result.failure, message=message)

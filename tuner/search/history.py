@@ -27,7 +27,9 @@ IDLE = 0.003
 preferred.
 """
 NEEDED = 0.8
-"""Minimum probability of a loss above `IDLE` for a choice to count as needed: the answer is not tried without it."""
+"""Minimum probability that leaving out a choice costs more than `IDLE`, for the choice to count as needed. The answer
+is not tried without a needed choice.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,15 +147,15 @@ class History:
         return Room(self.grid.num_levels, self._rows(list(ran)), peaks, self._rows(ran_out), directions)
 
     def runs(self, levels: Ints) -> Floats:
-        """Return the probability that each of these configurations runs."""
+        """Return, for each configuration, the probability that it runs."""
         return self._blame.runs(levels) * self._room.fits(levels)
 
     def _rows(self, levels: Sequence[Levels]) -> Ints:
         return np.array(levels, dtype=np.int64).reshape(len(levels), len(self.grid.parameters))
 
     def loses(self, levels: Ints) -> tuple[Floats, Floats]:
-        """Return the expected loss of configurations against the answer, in logarithms, and the probability that the
-        loss exceeds `IDLE`.
+        """Return the expected loss of each configuration relative to the answer, as a logarithm, and the probability
+        that the loss exceeds `IDLE`.
         """
         best = self.grid.levels_of(self.answer())
         both = self.model.believe(np.concatenate([np.array([best], dtype=np.int64), levels]))

@@ -47,9 +47,9 @@ class Priors:
 
     past_winners: tuple[Candidate, ...] = ()
     past_shares: tuple[dict[str, float], ...] = ()
-    """Shares of the step by category in each winner's study, with its settings before tuning."""
+    """Shares of the step by category in the study of each past winner, measured with the settings before tuning."""
     realisation: dict[str, float] = field(default_factory=dict)
-    """Mean ratio of measured gain to bound, by strategy."""
+    """Mean ratio of measured gain to the maximum possible gain, by strategy."""
     audits: int = 0
     audit_violations: int = 0
 
@@ -95,7 +95,7 @@ class Knowledge:
             self._observe_profiles(result.candidate, compared_with)
 
     def _note_cost(self, outcome: Outcome) -> None:
-        """Record the cost as it would be with a warm compilation cache, and the seconds of the cold compilation."""
+        """Record a trial's cost as it would be with a warm compilation cache, and its seconds of cold compilation."""
         key, cold_s = outcome.result.candidate.key, cold_compile_s(outcome.result)
         self._costs.setdefault(key, []).append(outcome.spent_s - cold_s + warm_compile_s(cold_s))
         self._cold_s[key] = max(cold_s, self._cold_s.get(key, 0.0))
@@ -207,8 +207,8 @@ class Knowledge:
         return [results[0].candidate for results in good if results[0].candidate != self.reference]
 
     def _out_of_memory(self) -> list[tuple[Candidate, dict[str, Choice]]]:
-        """Return the candidates that ran out of memory, each with its choices that never ran: these need too much
-        memory alone or together.
+        """Return the candidates that ran out of memory, each with its choices that occur in no successful run: alone or
+        together, these choices need too much memory.
         """
         every = [result for results in self.results.values() for result in results]
         ran = [result.candidate.choices for result in every if result.ok]
@@ -219,9 +219,8 @@ class Knowledge:
         ]
 
     def known_to_fail(self, candidate: Candidate) -> bool:
-        """Say whether earlier results imply that this candidate fails: one of its choices is to blame for a failure,
-        some of its choices ran out of memory beside others that need no more than here, or its micro-batches will not
-        fit.
+        """Say whether earlier results imply that this candidate fails: one of its choices is blamed for a failure, it
+        needs at least as much memory as a candidate that ran out of memory, or its micro-batches will not fit.
         """
         if self.will_not_fit(candidate) is not None or self._too_large(candidate):
             return True
@@ -234,8 +233,8 @@ class Knowledge:
         return self._memory.why_not(candidate, pieces_of(self.space, candidate))
 
     def _to_blame(self, move: Move) -> bool:
-        """Say whether a move never succeeded, and failed, other than by lack of memory, beside choices that are all
-        known to run.
+        """Say whether a move is to blame for a failure: it never succeeded, and it failed, for a reason other than
+        memory, in a candidate whose other choices are all known to run.
         """
         with_it = self._results_with(move)
         if any(result.ok for result in with_it):
@@ -252,8 +251,8 @@ class Knowledge:
         )
 
     def _too_large(self, candidate: Candidate) -> bool:
-        """Say whether a candidate has choices that ran out of memory together, and its other choices need no less
-        memory than the choices beside them did then.
+        """Say whether a candidate contains the choices that made an earlier one run out of memory, and its other
+        choices need at least as much memory as the earlier candidate's other choices.
         """
         for failed, never_ran in self._out_of_memory():
             suspects = never_ran or failed.choices
@@ -274,11 +273,13 @@ class Knowledge:
         return [result for result in every if result.candidate.choices.get(move.strategy) == move.choice]
 
     def peak_memory_bytes(self, candidate: Candidate) -> int:
-        """Return the largest measured peak of a candidate; 0 while it was not measured."""
+        """Return a candidate's largest measured peak memory, in bytes; 0 while it was not measured."""
         return max((r.peak_memory_bytes for r in self.results.get(candidate.key, []) if r.ok), default=0)
 
     def likely_peak_bytes(self, candidate: Candidate) -> float | None:
-        """Return the peak on one rank: the largest measured, else the expected one; None if too little is known."""
+        """Return a candidate's peak memory on one rank, in bytes: the largest measured, else the expected one; None if
+        too little is known.
+        """
         seen = max((r.peak_memory_bytes for r in self.results.get(candidate.key, [])), default=0)
         return seen or self._memory.expected_bytes(candidate, pieces_of(self.space, candidate))
 
@@ -326,11 +327,15 @@ class Knowledge:
         return max(ratios, default=1.0)
 
     def start_s(self, candidate: Candidate) -> float:
-        """Return the seconds from the request of a trial to its first window, without a guard, once compiled."""
+        """Return the seconds from the request of a trial to its first window, if its model is already compiled and
+        there is no guard.
+        """
         return usual_start_s(self.results.get(candidate.key, []))
 
     def own_situation(self, candidate: Candidate) -> Situation | None:
-        """Return the situation from this candidate's own profile; None while it has no reliable one."""
+        """Return the situation (breakdown of the step, choices, workload, machine) from this candidate's own profile;
+        None while it has no reliable profile.
+        """
         return self._situations.get(candidate.key)
 
     # --- bounds and noise ---------------------------------------------------------------------
@@ -357,14 +362,18 @@ class Knowledge:
         return min(1.0, self.space.joint_bound(moves, situation) + self._compile_share(moves, incumbent))
 
     def _compile_share(self, moves: Iterable[Move], incumbent: Candidate) -> float:
-        """Return the share that moves could save of the incumbent's compilation, if the objective counts it; else 0."""
+        """Return the share of the step that moves could save by avoiding the incumbent's compilation, if the objective
+        counts compilation; else 0.
+        """
         if self.objective.is_rate or not any(self.space.strategy(move.strategy).recompiles for move in moves):
             return 0.0
         good = [result for result in self.results.get(incumbent.key, []) if result.ok and result.startup]
         return max((self.objective.compile_share(result) for result in good), default=0.0)
 
     def noise(self, incumbent: Candidate) -> float:
-        """Return the smallest gain over an incumbent that two runs of each distinguish from no gain."""
+        """Return the smallest gain over an incumbent that can be detected with two runs of each of the two
+        configurations.
+        """
         return self.model.smallest_detectable(calm=self.is_calm(incumbent)) if self._observations else 0.05
 
     def noise_sd(self, *candidates: Candidate) -> float:
@@ -372,7 +381,9 @@ class Knowledge:
         return math.sqrt(fmean(self.model.noise_of(calm=self.is_calm(candidate)) ** 2 for candidate in candidates))
 
     def threshold(self, incumbent: Candidate) -> float:
-        """Return the minimum bound of a worthwhile trial: half the noise, at least `WORTHWHILE` and at most 5 %."""
+        """Return the minimum gain that must be possible for a trial to be worthwhile: half the smallest detectable
+        gain, at least `WORTHWHILE` and at most 5 %.
+        """
         return max(WORTHWHILE, min(0.05, self.noise(incumbent) / 2))
 
     # --- moves --------------------------------------------------------------------------------
@@ -382,7 +393,9 @@ class Knowledge:
         return any(results[0].candidate.choices.get(move.strategy) == move.choice for results in self.results.values())
 
     def untried(self, incumbent: Candidate) -> list[tuple[Move, float]]:
-        """Return the legal single moves that were never run, each with its bound on the incumbent."""
+        """Return the legal single moves that were never run, each with the maximum share of the incumbent's step that
+        it could save.
+        """
         return [(m, self.bound(m, incumbent)) for m in self.space.moves if not self.was_tried(m)]
 
 

@@ -24,7 +24,7 @@ class Ledger:
         self._store = store
         self._objective = objective
         self.same_model: Callable[[Candidate, Candidate], bool] = lambda one, other: one == other
-        """Function that says whether the code compiled for one candidate is in the cache for another."""
+        """Function that says whether a candidate can use the code that was compiled and cached for another one."""
         self._compiled: list[tuple[Candidate, int]] = []
         """Candidate and compilation time in nanoseconds of each run, in order."""
         self._raw: dict[str, TrialResult] = {}
@@ -39,8 +39,8 @@ class Ledger:
         self.num_moved = 0
         self._last_place: str | None = None
         self._arrival: Counter[str] | None = None
-        """Number of runs by candidate since the study moved to its latest machine; None once its search continues
-        there.
+        """Number of runs of each candidate since the study moved to its latest machine; None once the search continues
+        on this machine.
         """
         self._came_with = ""
         """Group of trials during which the study moved to its latest machine."""
@@ -60,7 +60,7 @@ class Ledger:
         return self._found.get((candidate.key, purpose, replicate))
 
     def first_block(self, purpose: Purpose) -> int:
-        """Return the number of the first block of a purpose that was not begun before the last change of the budget."""
+        """Return the index of the first block for a purpose since the last change of the budget."""
         return self._first_blocks[purpose]
 
     def counted(self, result: TrialResult) -> TrialResult:
@@ -72,7 +72,7 @@ class Ledger:
         return self._objective.counted(result, max(next(first, 0), next(own, 0)))
 
     def as_measured(self, result: TrialResult) -> TrialResult:
-        """Return a counted result as it was stored."""
+        """Return the stored result, as it was measured, from which `counted` made this one."""
         return self._raw.get(result.trial_id, result)
 
     def companion_of(self, result: TrialResult) -> TrialResult | None:
@@ -103,8 +103,9 @@ class Ledger:
         return sorted(earlier, key=lambda result: self._sequences[result.trial_id])
 
     def has_arrived(self, candidate: Candidate, place: str, starts: int) -> bool:
-        """Say whether a candidate's trials on this machine can be compared with earlier ones: there are none, the
-        search has continued here already, or this candidate had at least `starts` runs here since the study moved.
+        """Say whether a candidate's trials on this machine can be compared with earlier ones: no earlier ones exist,
+        the search has already continued on this machine, or this candidate had at least `starts` runs here since the
+        study moved.
         """
         if self._last_place is None:
             return True

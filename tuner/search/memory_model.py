@@ -38,7 +38,7 @@ INPUT_STRATEGIES = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """Peak memory in bytes as a line over the samples of a micro-batch."""
+    """Peak memory in bytes as a linear function of the number of samples in a micro-batch."""
 
     fixed: float
     per_sample: float
@@ -72,7 +72,7 @@ def fitted(points: Sequence[tuple[float, float]], known_bytes: float) -> Line | 
 
 
 class MemoryModel:
-    """Lines of peak memory, one for each set of choices other than micro-batches.
+    """Linear models of peak memory (`Line`), one for each set of choices other than micro-batches.
 
     Args:
         capacity_bytes: Memory that a rank may use.
@@ -91,7 +91,7 @@ class MemoryModel:
         self._layouts = layouts
         self._peaks: dict[str, list[tuple[float, float]]] = {}
         self._failed: dict[str, float] = {}
-        """Smallest micro-batch of each line that ran out of memory."""
+        """Smallest micro-batch that ran out of memory, in samples, for each set of other choices."""
 
     def learn(self, rest: str, samples: float, peak_bytes: float) -> None:
         """Learn from a measured peak."""
@@ -135,8 +135,8 @@ class MemoryModel:
         return expected or self.refusal(rest, samples) is not None
 
     def _least(self, rest: str, samples: float) -> float | None:
-        """Return the bytes that are certainly needed; if only one size was measured, the whole peak of that size,
-        because all of it may be fixed.
+        """Return the bytes that a micro-batch of `samples` samples certainly needs; if only one size was measured, the
+        whole peak of that size, because all of it may be fixed.
         """
         points = self._peaks.get(rest, ())
         if len({size for size, _ in points}) == 1:
@@ -193,7 +193,7 @@ class MemoryModel:
         return self.predict(*self._place(candidate, pieces))
 
     def may_not_fit(self, candidate: Candidate, pieces: int) -> bool:
-        """Say whether a candidate with `pieces` micro-batches may not fit, and is better tried after others."""
+        """Say whether a candidate with `pieces` micro-batches may not fit, so that it should be tried after others."""
         if self._layouts is not None and not self._fitted(candidate, pieces):
             peak = self._layouts.predict(candidate, pieces, self._per_rank / pieces)
             peak = peak or self._layouts.least(candidate, pieces, self._per_rank / pieces) or 0.0
@@ -202,7 +202,7 @@ class MemoryModel:
         return self.is_unlikely(*self._place(candidate, pieces))
 
     def _fitted(self, candidate: Candidate, pieces: int) -> bool:
-        """Say whether a micro-batch of at least this size was measured on its line."""
+        """Say whether a micro-batch of at least this size was measured with the same other choices."""
         rest, samples = self._place(candidate, pieces)
         return any(size >= samples for size, _ in self._peaks.get(rest, ()))
 

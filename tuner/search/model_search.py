@@ -32,19 +32,22 @@ NUM_BASES = 3
 NUM_SEVERAL, NUM_RANDOM = 120, 60
 """Numbers of configurations that are evaluated: double and triple changes of the best ones, and random ones."""
 ROUNDS, NUM_NEIGHBOURHOODS = 4, 3
-"""Number of rounds of the local search, and of configurations from which each round continues."""
+"""Number of rounds of the local search, and number of configurations from which each round continues."""
 SHORT = 0.15
-"""Cost of a run, as a share of the remaining time, at which the run has a weight of one half."""
+"""Cost of a run, as a share of the remaining time, that halves the weight of the run."""
 NUM_PROPOSALS = 12
 NUM_DRAWS, NUM_DRAWN = 256, 120
 CAME_TRUE = -1.33
-"""Offset added to the log-odds from the model's draws (decisions 62 and 63): 17 % becomes 5 %."""
+"""Correction added to the log-odds that a better configuration is left, because the model's draws overestimate them
+(decisions 62 and 63): 17 % becomes 5 %.
+"""
 LOOSE, SLACK, UNDONE = 1.3, 0.003, 0.05
-"""Factor on a bound, as some bounds are wrong; log gain beyond the bound that is allowed for any change, and for
-undoing one.
+"""Tolerances for the bounds on gains, because some bounds are wrong: a factor on each bound; the log gain allowed
+beyond the bound for any change; the further log gain allowed for undoing a change.
 """
 NO_LIKELIER = 0.02
-"""Maximum difference between two probabilities of running that counts as none."""
+"""Maximum difference by which one configuration may be likelier to run than another and still count as equally likely.
+"""
 LATE, LATE_AT_LEAST = 0.75, 8
 """Number of runs per choice, and minimum number of runs, after which every second proposal uses only the step-time
 model (decision 63).
@@ -108,8 +111,8 @@ class ModelSearch:
 
 
 def _is_turn_of_step(history: History) -> bool:
-    """Say whether the next proposal uses only the step-time model. It finds configurations that wrong declarations hide
-    from the model of categories, and needs about as many runs as there are choices.
+    """Say whether the next proposal uses only the step-time model. That model finds configurations that the model of
+    categories misses because of wrong declarations, but needs about as many runs as there are choices.
     """
     num_choices = sum(history.grid.num_levels) - len(history.grid.num_levels)
     late = len(history.starts) - max(LATE_AT_LEAST, int(LATE * num_choices))
@@ -207,8 +210,8 @@ class Look:
         return found
 
     def _lean(self, wanted: list[Levels]) -> list[Levels]:
-        """Return configurations without the best one's changes that, by their bounds, save nothing and do not make the
-        configuration likelier to run.
+        """Return configurations, each without those of its differences from the best one that, by their bounds, save
+        nothing and do not make it likelier to run.
 
         What such a change costs is not known, and uncertainty alone would make a configuration worth trying.
         """
@@ -294,7 +297,9 @@ class Look:
         return f" from less {TITLES.get(categories[most], categories[most])}" if saved[most] > 0 else ""
 
     def simpler(self) -> list[Proposal]:
-        """Propose the answer without the choices that it may not need, where that is a new configuration."""
+        """Propose the answer without the choices that it may not need; propose nothing if that configuration is not
+        new.
+        """
         answer = self._grid.levels_of(self._history.answer())
         assert answer is not None
         lean = answer

@@ -1,4 +1,4 @@
-"""Searches without a model of training: random ones, and Optuna's samplers.
+"""Searches without a performance model of the training: random search, and Optuna's samplers.
 
 They see configurations and rates only: no profiles, bounds or expected savings. Ordered parameters are whole numbers in
 the order of their values, others are categories. A sampler is built anew from everything measured each time (tens of
@@ -24,10 +24,13 @@ from steptune.tuner.search.history import History, Proposal
 
 TRIES, NUM_PROPOSALS = 200, 20
 ASKS = {"tpe": 12, "gp": 3}
-"""Maximum number of requests to a sampler for a configuration that can be run."""
+"""Maximum number of configurations that each sampler is asked for per round of proposals; not all of them can be run.
+"""
 STARTUP_TRIALS = 5
 WORSE = 0.1
-"""Penalty for a failed configuration: log time, beyond the slowest one's, that is reported to a sampler."""
+"""Penalty for a failed configuration: the log time reported to a sampler exceeds the slowest configuration's by this
+amount.
+"""
 
 
 class RandomSearch:
@@ -108,7 +111,7 @@ def _distributions(grid: Grid) -> dict[str, Any]:
 
 
 def _top(parameter: Parameter) -> int:
-    """Return the largest rank of an ordered parameter's values, which are distinct."""
+    """Return the largest rank of an ordered parameter's values. Ranks count from 0, and no two values share one."""
     return parameter.num_levels - 1
 
 

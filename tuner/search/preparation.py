@@ -38,21 +38,24 @@ from steptune.tuner.strategies.combine import environment_variables
 from steptune.tuner.trials.reference import ReferenceRequest, compiles, draws_masks
 
 SEARCH_SHARE = 0.62
-"""Planned share of windows in the budget that is left after the inspection."""
+"""Share of the remaining budget, after the inspection, that is planned for timing windows."""
 TRIALS_WANTED = 20
 MIN_CAP_S = 1.0
 TWIN_SHARE = 0.02
-"""Maximum share of the budget for the runs of the reference's twin on a GPU."""
+"""Maximum share of the budget, on a GPU, for the runs of the reference's twin: its settings with FP32 instead of its
+own precision.
+"""
 REFERENCE_SHARE = 0.06
 """Maximum share of the budget for the guard's reference runs."""
 LINKS_SHARE, LONGEST_LINKS_S = 0.04, 4.0
 """Maximum share of the budget, and maximum seconds, for timing the links between ranks."""
 ROOM = 0.7
-"""Maximum share of a device's memory for the reference beside a trial that compiles."""
+"""Maximum share of a device's memory that the reference may need if it runs while a trial compiles on the same device.
+"""
 REFERENCE_STAGE = "running the reference"
 MANY_TRIALS = 500
 STEPS_OF_A_TRIAL = 12
-"""Minimum number of steps of a trial: guard, warm-up, windows."""
+"""Minimum number of steps of a trial, for the guard, warm-up and windows together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +74,7 @@ class Prepared:
     priors: Priors
     trials_s: float
     ran_out: tuple[TrialResult, ...] = ()
-    """Results of earlier references that ran out of memory, today's settings first."""
+    """Results of earlier references that ran out of memory; the one with today's settings comes first."""
 
     def designer(self) -> Designer:
         """Return a designer that has no results yet."""
@@ -88,8 +91,8 @@ class Prepared:
         return Designer(self.space, search=make_search(settings.search), **limits)
 
     def after(self, ran_out: TrialResult) -> Prepared | None:
-        """Return the preparation with the nearest reference that needs less memory and loses no information; None where
-        none is left.
+        """Return the preparation with the next reference that needs less memory and loses no information; None if no
+        such reference is left.
         """
         known = (*self.ran_out, ran_out)
         memory = memory_model(self.space, self.study.settings)
@@ -166,13 +169,15 @@ class Preparation:
             if known is None:
                 raise
             raise self._refused(
-                known, f"the study cannot continue here ({error}). Resume it there, or start a new study"
+                known,
+                f"the study cannot continue here ({error}). Resume it on the machine where it started, or start a "
+                "new study",
             ) from None
         if known and known.hardware != environment.hardware and not self._other_hardware:
             raise self._refused(
                 known,
-                f"this machine is {environment.hardware.label} or has other versions, and measurements of "
-                "different machines cannot be compared. Start a new study",
+                f"this machine is {environment.hardware.label} or has other software versions, and measurements "
+                "of different machines cannot be compared. Start a new study",
             )
         self._view.say(stage="inspecting the workload")
         facts = self._inspect()
@@ -181,15 +186,15 @@ class Preparation:
         return environment, self._study.facts or facts
 
     def _refused(self, known: Environment, why: str) -> StoreError:
-        """Mark the study interrupted, and return the error that it cannot continue here; it can continue where it was
-        begun.
+        """Mark the study interrupted, and return an error: the study can continue only on the hardware on which it
+        began.
         """
         error = StoreError(f"study {self._study.study_id} was started on {known.hardware.label}: {why}")
         self._store.set_state(self._study.study_id, StudyState.INTERRUPTED, str(error))
         return error
 
     def _inspect(self) -> WorkloadFacts:
-        """Inspect the workload; a study that has trials does so however little time is left."""
+        """Inspect the workload; without a time limit if the study already has trials."""
         try:
             return self._runner.inspect(None if self._has_trials else self._view.left_s)
         except BudgetError as error:
@@ -221,8 +226,8 @@ class Preparation:
         return msgspec.structs.replace(environment, topology=topology)
 
     def _priors(self, space: Space) -> Priors:
-        """Return the prior knowledge from earlier studies, recorded when this study began, so that a resumed study has
-        the same ones.
+        """Return the prior knowledge from earlier studies. It is recorded when this study begins, so that a resumed
+        study uses the same knowledge.
         """
         for event in self._store.events(self._study.study_id):
             if event.kind == "priors":
@@ -254,8 +259,8 @@ class Preparation:
 
 
 class ReferenceMaker:
-    """Maker of the guard's reference. It is made once, before the first candidate is judged; a study without time for
-    candidates does not need it.
+    """Maker of the guard's reference, which is made once, before the first candidate is judged. A study without time
+    for candidates does not need a reference.
     """
 
     def __init__(self, prepared: Prepared, runner: TrialRunner, store: StudyStore, view: StudyView) -> None:
@@ -269,7 +274,7 @@ class ReferenceMaker:
         self._begun = False
 
     def begin(self, longest_s: float) -> None:
-        """Begin the reference beside the first trial, if that trial compiles while its device idles, memory suffices,
+        """Begin the reference while the first trial compiles, if the device idles meanwhile, memory suffices for both,
         and the objective does not count compilation time.
         """
         if self._begun or self._made or parse_objective(self._study.settings.objective).kind == STEPS:
@@ -280,7 +285,7 @@ class ReferenceMaker:
             self._runner.begin_reference(request, longest_s)
 
     def _has_room(self) -> bool:
-        """Say whether a device has memory for the reference until the trial beside it has compiled."""
+        """Say whether a device has memory for the reference in addition to a trial that is compiling."""
         facts, hardware = self._space.workload, self._space.environment.hardware
         needed = facts.look_peak_bytes + facts.optimizer.state_bytes
         return (
@@ -291,8 +296,8 @@ class ReferenceMaker:
         )
 
     def ensure(self, longest_s: float) -> None:
-        """Make the guard's reference unless it exists: from the study's reference, or from the first candidate that
-        loses no information and fits.
+        """Make the guard's reference unless it exists: with the study's reference configuration, or else with the first
+        candidate that fits into memory and loses no information.
 
         Raises:
             BaselineError: Neither the study's reference nor a candidate that needs less memory can be run.
@@ -353,8 +358,8 @@ class ReferenceMaker:
         )
 
     def _requests(self, candidate: Candidate, protocol: Protocol) -> list[ReferenceRequest]:
-        """Return the requests to try in order: a compiled configuration first without its compilation, then with it,
-        which may need less memory.
+        """Return the requests in the order in which they are tried. A compiled configuration is tried first without
+        compilation, then with it, because compiled code may need less memory.
 
         A model whose randomness cannot be switched off draws other numbers when compiled, so it runs as it is.
         """
@@ -379,8 +384,8 @@ class ReferenceMaker:
 
 
 def next_on(ladder: list[Candidate], memory: MemoryModel, space: Space) -> Candidate | None:
-    """Return the next candidate of a ladder; candidates expected not to fit come last, because predictions may be
-    wrong.
+    """Return the next candidate that may serve as the reference. Candidates expected not to fit into memory come last;
+    they are still tried, because predictions may be wrong.
     """
     ladder.sort(key=lambda candidate: memory.may_not_fit(candidate, pieces_of(space, candidate)))
     return ladder.pop(0) if ladder else None

@@ -14,11 +14,14 @@ from steptune.tuner.search.space import Space
 
 MAX_WINNERS = 2
 WEIGHT = 4
-"""Weight of a strategy's usual realised share, as a number of past trials."""
+"""Weight of the usual share, as an equivalent number of past trials. The usual share is the part of its maximum saving
+that a strategy usually realises.
+"""
 
 
 def gather_priors(store: StudyStore, study_id: str, space: Space) -> Priors:
-    """Gather past winners of the most similar workloads on the same kind of device, and the realised shares of bounds.
+    """Gather past winners of the most similar workloads on the same kind of device, and for each strategy the share of
+    the maximum saving that past choices realised.
 
     Args:
         study_id: Study that learns from earlier studies of its owner.
@@ -48,7 +51,8 @@ def gather_priors(store: StudyStore, study_id: str, space: Space) -> Priors:
 
 
 def realised_shares(decisions: list[Decision], usual: Mapping[str, float]) -> dict[str, float]:
-    """Return, for each strategy, the share of the bound that single moves realised, shrunk towards the usual share.
+    """Return, for each strategy, the share of its maximum saving that past single changes realised, averaged with the
+    usual share.
 
     Moves that replaced another choice of their strategy do not count: their realisation differs.
     """
@@ -62,7 +66,7 @@ def realised_shares(decisions: list[Decision], usual: Mapping[str, float]) -> di
 
 
 def _first_choices(decisions: list[Decision]) -> list[Decision]:
-    """Select decisions on a single move whose strategy the incumbent had not changed yet."""
+    """Select the decisions on single changes of strategies that the incumbent had not changed before."""
     found = []
     last, taken = 0, frozenset[str]()
     for decision in decisions:
@@ -77,7 +81,7 @@ def _first_choices(decisions: list[Decision]) -> list[Decision]:
 
 
 def _violated(decision: Decision) -> bool:
-    """Say whether an audited choice gained more than its bound, by more than two standard errors."""
+    """Say whether the measured gain of a choice exceeds its predicted maximum by more than two standard errors."""
     assert decision.predicted_bound is not None
     assert decision.measured_gain is not None
     gain = math.log1p(decision.measured_gain) - 2 * (decision.measured_se or 0.0)

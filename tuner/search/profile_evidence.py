@@ -1,4 +1,4 @@
-"""Evidence on the difference of two candidates from their breakdowns.
+"""Evidence, from step breakdowns, of the speed difference between two candidates.
 
 A choice acts on known categories of a step: an optimizer's implementation on the optimizer's time,
 loader workers on the wait for data. What the machine does to all categories alike (another tenant, a
@@ -23,11 +23,15 @@ SIDE_EFFECT_SD = 0.025
 CATEGORY_NOISE = 0.06
 """Relative noise of a category's time over the few steps of a profile."""
 MIN_REST = 0.25
-"""Minimum share of the step in categories that a change leaves alone; these show effects common to all categories."""
+"""Minimum share of the step in categories that a change does not affect: from these categories, effects common to all
+are estimated.
+"""
 
 
 def profile_log_ratio(space: Space, candidate: Situation, reference: Situation) -> tuple[float, float] | None:
-    """Return the log of a candidate's rate over the reference's, and its error; None where profiles cannot tell."""
+    """Return the logarithm of the ratio of a candidate's rate to the reference's, and its standard error, both from
+    profiles; None where the profiles cannot tell.
+    """
     if any(has_device(situation) and not is_calm(situation) for situation in (candidate, reference)):
         return None
     touched: set[str] = set()

@@ -1,4 +1,4 @@
-"""Probable gain of more time for a study whose budget was spent, in one sentence.
+"""Probable gain from more tuning time, in one sentence, for a study that spent its budget.
 
 A search that knows probabilities is asked for its next proposals as if time were left. For any other search only the
 next choice is named, by what is known of every choice: its bound, the part of it that such a choice usually realises,
@@ -18,7 +18,7 @@ from steptune.tuner.search.model_search import WORTH, ModelSearch
 from steptune.tuner.wording import counted
 
 SOON_S, NUM_SAID = 60.0, 5
-"""Maximum seconds of trials described together, and maximum number of proposals among them."""
+"""Maximum total seconds of the next trials that are described together, and maximum number of these trials."""
 LEAST_SAID = 1.005
 """Minimum expected speed that is reported, as a ratio to the best so far."""
 
@@ -33,7 +33,7 @@ def prospect(designer: Designer) -> str:
 
 
 def _by_model(designer: Designer, search: ModelSearch) -> str:
-    """Describe the prospect by the search's own probabilities."""
+    """Describe the prospect by the probabilities that the model search computes."""
     history = replace(designer.history, left_s=math.inf, num_left=NUM_SAID)
     fresh = [p for p in search.suggest(history) if p.likely is not None and not designer.knowledge.was_run(p.candidate)]
     if not fresh:
@@ -58,7 +58,7 @@ def _expected(proposal: Proposal) -> str:
 
 
 def _by_bounds(designer: Designer) -> str:
-    """Describe the prospect by the savings of untried choices: the maximum, and the usual part of the maximum."""
+    """Describe the prospect by the savings of untried choices: the maximum saving, and the saving usually realised."""
     knowledge, space, incumbent = designer.knowledge, designer.space, designer.incumbent
     found: list[tuple[float, float, Move, Candidate]] = []
     for move, bound in knowledge.untried(incumbent):
@@ -78,7 +78,7 @@ def _by_bounds(designer: Designer) -> str:
 
 
 def _changed(designer: Designer, proposal: Proposal) -> str:
-    """Name the choices in which a proposal differs from the answer."""
+    """Name the choices in which a proposal differs from the best configuration so far."""
     ours, theirs = proposal.candidate.choices, designer.incumbent.choices
     names = [name for name in dict.fromkeys([*ours, *theirs]) if ours.get(name, {}) != theirs.get(name, {})]
     return _label([Move(strategy=name, choice=ours.get(name, {})) for name in names])

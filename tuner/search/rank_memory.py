@@ -1,4 +1,4 @@
-"""Memory of one of several ranks apart from activations, computed from how the training is sharded, not measured.
+"""Memory that each rank needs apart from activations, computed from how the training is sharded, not measured.
 
 Memory can be at its peak at three moments of a step:
 
@@ -76,7 +76,7 @@ FP32, SIXTEEN_BIT = 4.0, 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """Bytes on one rank apart from activations.
+    """Memory of one rank apart from activations, in bytes.
 
     Attributes:
         always: Bytes kept from one step to the next.
@@ -105,7 +105,7 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True)
 class Formats:
-    """Bytes per element, by use.
+    """Bytes per element of parameters, gradients, optimizer states and copies.
 
     Attributes:
         kept: Bytes of a parameter element between steps.
@@ -131,8 +131,8 @@ class Formats:
 
 
 def formats_of(choices: Mapping[str, Choice], workload: WorkloadFacts) -> Formats:
-    """Return the bytes per element for the precision level. Normalisation layers that stay in FP32 are small, and count
-    as the rest.
+    """Return the bytes per element at the precision level of these choices. Normalisation layers that stay in FP32 are
+    counted like all other layers, because they are small.
     """
     elements = max(1, workload.model.num_parameters)
     own, states = workload.model.parameter_bytes / elements, workload.optimizer.state_bytes / elements
@@ -152,7 +152,7 @@ def formats_of(choices: Mapping[str, Choice], workload: WorkloadFacts) -> Format
 
 
 def held(space: Space, candidate: Candidate, num_micro_batches: int = 1) -> Held | None:
-    """Return the memory that a candidate needs on every rank apart from activations; None where a part of it is
+    """Return the memory that a candidate needs on every rank apart from activations; None if any of its parts is
     unknown.
     """
     facts, choices = space.workload, space.complete(candidate)
@@ -217,8 +217,8 @@ def _of_fsdp(space: Space, choices: Mapping[str, Choice], num_micro_batches: int
 
 
 def _of_last_units(f: Formats, unit: float, root: float) -> float:
-    """Return the bytes for the last units: for the last unit while the root waits, or for the root's reduction,
-    whichever is larger.
+    """Return the bytes needed at the end of an FSDP backward pass: for the last unit while the root waits, or for the
+    root's reduction, whichever is more.
     """
     waiting = root * (f.computed + f.gradient) + unit * (f.computed + f.gradient + f.reduced)
     return max(waiting, root * (f.gradient + f.reduced) + unit * f.reduced)
@@ -235,24 +235,30 @@ def _made_by_update(workload: WorkloadFacts, choices: Mapping[str, Choice]) -> f
 
 
 class RankMemory:
-    """Peaks of candidates, predicted from measured peaks of other layouts over the ranks."""
+    """Predictor of candidates' peak memory per rank, from measured peaks of candidates that distribute the training
+    differently.
+    """
 
     def __init__(self, space: Space) -> None:
         self._space = space
         self._activations: dict[str, dict[float, float]] = {}
-        """Largest measured activation memory, by the key of the other choices and the samples of a micro-batch."""
+        """Largest measured activation memory, by the choices that affect activations, and by the number of samples in a
+        micro-batch.
+        """
         self._too_many: dict[str, dict[float, float]] = {}
-        """Largest lower bound of activation memory from runs that ran out of memory, by the same keys."""
+        """Largest known lower bound of activation memory, from runs that ran out of memory; same keys as
+        `_activations`.
+        """
 
     def learn(self, candidate: Candidate, pieces: int, samples: float, peak_bytes: float) -> None:
-        """Learn from a measured peak, with `pieces` micro-batches of `samples` samples."""
+        """Learn from the measured peak of a step that has `pieces` micro-batches with `samples` samples each."""
         found = held(self._space, candidate, pieces)
         activations = None if found is None else found.activations(peak_bytes)
         if activations is not None:
             self._note(candidate, samples, activations)
 
     def ran_out(self, candidate: Candidate, pieces: int, samples: float, capacity_bytes: float) -> None:
-        """Record that `pieces` micro-batches of `samples` samples needed more than the capacity."""
+        """Record that `pieces` micro-batches with `samples` samples each needed more memory than the capacity."""
         found = held(self._space, candidate, pieces)
         if found is not None and found.least < capacity_bytes:
             points = self._too_many.setdefault(self._key(candidate), {})
@@ -266,7 +272,9 @@ class RankMemory:
             self._note(Candidate(), samples, peak_bytes - model.parameter_bytes)
 
     def least(self, candidate: Candidate, pieces: int, samples: float) -> float | None:
-        """Return the minimum memory, with only those activations that are known; None where nothing is known."""
+        """Return a lower bound of the peak memory, which includes activations only as far as they are known; None if
+        nothing is known.
+        """
         found = held(self._space, candidate, pieces)
         if found is None:
             return None
@@ -298,8 +306,8 @@ class RankMemory:
 
 
 def _at(points: Mapping[float, float], samples: float, fixed: float) -> float:
-    """Return the activation memory of a micro-batch of `samples` samples: as measured, or on the line through the two
-    nearest sizes; with one size, through `fixed` at no samples.
+    """Return the activation memory of a micro-batch of `samples` samples: as measured, or from the line through the two
+    nearest measured sizes. With a single measured size, the line starts at `fixed` for zero samples.
     """
     if samples in points:
         return points[samples]

@@ -37,7 +37,7 @@ from steptune.tuner.strategies.in_scripts import script_changes
 
 
 class LogRates(Protocol):
-    """Logarithms of the rates of a candidate's runs."""
+    """Function that returns the logarithms of the rates of a candidate's runs."""
 
     def __call__(self, candidate: Candidate, *, counted: bool) -> Sequence[float]: ...
 
@@ -48,7 +48,9 @@ LEAST_INCREASE = 1.25
 
 
 class Searched(Protocol):
-    """Posterior, from the search, of a candidate's log rate over the reference's."""
+    """Function that returns the search's posterior of a candidate's log ratio, the logarithm of its rate over the
+    reference's.
+    """
 
     def __call__(self, candidate: Candidate) -> Difference: ...
 
@@ -73,7 +75,7 @@ def chosen_of(designer: Designer, finalists: Sequence[Finalist]) -> Finalist | N
 
 
 def _evidence(finalist: Finalist, searched: Searched | None) -> float:
-    """Return the mean of the log ratios of the confirmation and of the search, weighted by inverse variances."""
+    """Return the mean of two log ratios, the confirmation's and the search's, weighted by inverse variances."""
     confirmed = statistics.fmean(finalist.log_ratios)
     if searched is None or not finalist.standard_error:
         return confirmed
@@ -207,7 +209,9 @@ def _is_inconclusive(
     finalists: Sequence[Finalist],
     confirming: Sequence[TrialResult],
 ) -> bool:
-    """Say whether the claimed gain has a wide interval, or a busy machine may hide a worthwhile gain."""
+    """Say whether the verdict is uncertain: the claimed gain has a wide interval, or a busy machine may hide a
+    worthwhile gain.
+    """
     if verdict not in (Verdict.FASTER, Verdict.NO_SIGNIFICANT_GAIN):
         return False
     if judged is not None and judged.gain is not None and is_wide(judged.gain.interval):
@@ -227,8 +231,8 @@ def _is_blurred(designer: Designer, finalists: Sequence[Finalist], confirming: S
 
 
 def _needed_budget_s(study: Study, designer: Designer, verdict: Verdict) -> float | None:
-    """Return the budget needed: the preparation, and the expected time of a short search and its confirmation; None
-    where the budget was not the limit.
+    """Return the budget that the study would have needed, for the preparation and for a short search with its
+    confirmation; None if the study was not limited by its budget.
     """
     if verdict not in (Verdict.NOT_SEARCHED, Verdict.UNCONFIRMED) or designer.ended != BUDGET_SPENT:
         return None
@@ -254,7 +258,7 @@ def _situation(designer: Designer, candidate: Candidate) -> Situation | None:
 
 
 def _shares(situation: Situation | None) -> dict[str, float]:
-    """Return the share of each category; empty without a profile that can be trusted."""
+    """Return each category's share of the step; empty without a profile that can be trusted."""
     if situation is None or situation.breakdown.quality.problems:
         return {}
     return situation.shares
@@ -267,7 +271,7 @@ def _bottleneck(situation: Situation | None) -> str:
 
 
 def _parts(designer: Designer, candidate: Candidate, contributions: Mapping[str, Gain]) -> tuple[Part, ...]:
-    """Return every change, with its contribution where that was measured; the largest first."""
+    """Return every change with its contribution, if that was measured; the largest contribution comes first."""
     parts = []
     accepted = [decision for decision in designer.decisions if decision.verdict == "accepted"]
     for name, choice in candidate.choices.items():
@@ -302,8 +306,8 @@ def _searched(designer: Designer, candidate: Candidate) -> Interval:
 
 
 def _quantile(designer: Designer) -> float:
-    """Return the quantile of Student's distribution, which applies because noise is known only from candidates that
-    were run more than once.
+    """Return the quantile of Student's t distribution for a 95 % interval. The noise is estimated only from candidates
+    that were run more than once.
     """
     repeats = sum(len(results) - 1 for results in designer.knowledge.results.values())
     return student_quantile(0.975, max(1, repeats))

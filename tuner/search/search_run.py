@@ -95,8 +95,8 @@ class SearchRun:
             self._tell(suggestion, result)
 
     def _learn_of_others(self, *, before: TrialResult | None) -> None:
-        """Report stored results that the designer did not suggest, before the suggested one: results that an earlier
-        version's search requested, and results measured again on another machine.
+        """Report stored results that the designer did not suggest, before the suggested one. They were requested by an
+        earlier version's search, or measured again on another machine.
         """
         for result in self._ledger.searched(before=before):
             if result.trial_id not in self._told:
@@ -121,8 +121,8 @@ class SearchRun:
         )
 
     def _make_reference_for(self, suggestion: Suggestion) -> None:
-        """Make the guard's reference before a candidate is measured; the baseline needs none, but the reference can be
-        begun while it runs.
+        """Make the guard's reference before a candidate is measured. The baseline needs no reference, but the reference
+        can be begun while the baseline runs.
         """
         if suggestion.purpose is Purpose.BASELINE:
             self._guard.begin(self._view.left_s)
@@ -131,7 +131,7 @@ class SearchRun:
             self._view.say(stage=suggestion.stage, current=suggestion.candidate.label, activity=suggestion.reason)
 
     def _measure(self, suggestion: Suggestion) -> TrialResult:
-        """Measure a suggestion, in turns with its companion where that is worth it."""
+        """Measure a suggestion, alternating with its companion if that is worthwhile."""
         baseline = suggestion.purpose is Purpose.BASELINE
         companion = suggestion.companion
         if companion is not None and self._trials.takes_turns(suggestion.candidate, companion):
@@ -144,8 +144,8 @@ class SearchRun:
     # --- studies that move from one place to another ------------------------------------------
 
     def _learn_of_moves(self, *, before: TrialResult | None) -> None:
-        """Report to the designer the measurements repeated after a move, at their point in the order: before the next
-        stored result, or before the first missing one.
+        """Report to the designer the measurements that were repeated after a move to another machine, in their original
+        order: before the next stored result, or before the first missing one.
         """
         for moved in self._ledger.take_moved(before=before):
             self._designer.learn(self._ledger.counted(moved))

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 GROUP = "steptune.searches"
 OWN = ("model", "tpe", "gp", "random")
 STAGES = "stages"
-"""Name of the search in earlier studies, since replaced by `model`, which continues from those studies' results."""
+"""Name of a former search in stored studies. The search `model` has replaced it, and continues from those studies'
+results.
+"""
 
 
 def search_names() -> list[str]:

@@ -1,4 +1,4 @@
-"""Similarity of workloads, which decides whether an earlier study's answer is worth a run.
+"""Similarity of workloads, by which a study decides whether to try an earlier study's answer.
 
 Two trainings are alike by the module types of their models, the sizes of model, step and sample, their optimizer, and
 the balance of the devices that they run on. Each contributes to one distance; none is a condition, so that another
@@ -16,15 +16,18 @@ from steptune.tuner.records import Environment, Study, WorkloadFacts
 FARTHEST = 0.9
 """Minimum distance at which the answer for one workload is not tried on the other."""
 OCTAVES = 6.0
-"""Number of doublings of a size that add as much distance as having no module type in common."""
+"""Number of doublings between the sizes of two workloads that adds as much to their distance as having no module type
+in common.
+"""
 OTHER_OPTIMIZER, OTHER_UNIT, OTHER_RANKS = 0.25, 0.5, 0.25
 SHIFTED = 0.35
-"""Minimum share of the step in other categories for two bottlenecks to count as different."""
+"""Minimum share of the step time that must be spent in different categories for two bottlenecks to count as different.
+"""
 
 
 def distance(facts: WorkloadFacts, environment: Environment, past: Study) -> float:
-    """Return the distance of a workload on its machine from an earlier study; infinite where the study has no
-    inspection.
+    """Return the distance between a workload with its machine and those of an earlier study; infinite if the earlier
+    study has no inspection.
     """
     if past.facts is None or past.environment is None:
         return math.inf
@@ -50,7 +53,9 @@ def is_alike(shares: Mapping[str, float], others: Mapping[str, float]) -> bool:
 
 
 def _unlike_types(one: Mapping[str, int], other: Mapping[str, int]) -> float:
-    """Return the weighted Jaccard distance of log counts: 0 for the same types as often, 1 for none in common."""
+    """Return the weighted Jaccard distance of the log counts of module types: 0 if two models have the same types
+    equally often, 1 if they have none in common.
+    """
     names = one.keys() | other.keys()
     logs = [(math.log1p(one.get(name, 0)), math.log1p(other.get(name, 0))) for name in names]
     most = sum(max(pair) for pair in logs)
@@ -63,7 +68,9 @@ def _doublings(one: float, other: float) -> float:
 
 
 def _work(one: WorkloadFacts, other: WorkloadFacts) -> tuple[float, float]:
-    """Return the floating-point operations of both steps; for both, parameters times samples if one was not counted."""
+    """Return the floating-point operations of a step of each workload; if either is unknown, return parameters times
+    samples for both.
+    """
     counted = one.model.flops_per_step, other.model.flops_per_step
     if counted[0] and counted[1]:
         return counted[0], counted[1]
@@ -71,7 +78,7 @@ def _work(one: WorkloadFacts, other: WorkloadFacts) -> tuple[float, float]:
 
 
 def _balance(environment: Environment) -> float:
-    """Return the device's peak operations per byte of bandwidth; 0 where it was not calibrated."""
+    """Return the ratio of the device's peak FLOP/s to its memory bandwidth; 0 if the device was not calibrated."""
     calibration = environment.calibration
     if not calibration.copy_bytes_per_s or not calibration.matmul_flops_per_s:
         return 0.0

@@ -52,7 +52,9 @@ class Space:
         self._of_hardware = [
             found for found in (needs_cuda(environment), needs_ranks(environment)) if found != Supported()
         ]
-        """Refusals of choices that need other hardware, and that a Workload would not make possible."""
+        """Reasons for refusing choices that need other hardware. Adding a `Workload` would not make these choices
+        possible.
+        """
         moves: list[Move] = []
         self.excluded: list[Exclusion] = []
         for strategy in self.strategies:
@@ -128,8 +130,8 @@ class Space:
         return tuple(sorted(found))
 
     def rounds_bias_corrections(self) -> bool:
-        """Say whether a candidate may keep its step count on the device, and compute bias corrections in FP32 where
-        Python had FP64.
+        """Say whether any candidate may keep its step count on the device, and so compute bias corrections in FP32
+        instead of Python's FP64.
         """
         return any(move.strategy == CudaGraphSetting.strategy for move in self.moves)
 
@@ -137,8 +139,8 @@ class Space:
         return strategy_named(name, self.strategies)
 
     def trial_cost_s(self, candidate: Candidate) -> float:
-        """Return the expected additional seconds of a trial over an ordinary one, before any was measured, for the
-        choices of the candidate and of the user.
+        """Return the expected extra seconds of a candidate's trial compared with an ordinary trial, before any is
+        measured. Both the candidate's choices and those that the user has already made count.
         """
         complete = self.complete(candidate)
         own_s = sum(
@@ -149,7 +151,9 @@ class Space:
         return own_s + self._starting_s(candidate, complete)
 
     def _starting_s(self, candidate: Candidate, complete: Mapping[str, Choice]) -> float:
-        """Return the additional seconds of a script's trial if a choice needs a new process."""
+        """Return the additional seconds of a training script's trial if one of the candidate's choices needs a new
+        process; else 0.
+        """
         workload, script = self.workload, self.workload.script
         if script is None or not workload.fork_spares_ns:
             return 0.0
@@ -159,7 +163,7 @@ class Space:
         return workload.fork_spares_ns / 1e9 if starts else 0.0
 
     def compiles_again(self, candidate: Candidate, compiled: Candidate) -> bool:
-        """Say whether a candidate needs another compiled model than the candidate `compiled`."""
+        """Say whether a candidate needs its own compilation although the candidate `compiled` is already compiled."""
         names = candidate.choices.keys() | compiled.choices.keys()
         return any(
             self.strategy(name).recompiles
@@ -179,8 +183,8 @@ class Space:
         return strategy.bound(situation, strategy.complete(move.choice, self.workload))
 
     def joint_bound(self, moves: Iterable[Move], situation: Situation) -> float:
-        """Return the maximum saving of several moves together, as a share of the incumbent's step: in each category,
-        the largest saving of any of the moves alone counts.
+        """Return the maximum saving of several moves together, as a share of the incumbent's step. In each category,
+        only the largest saving of a single move counts.
         """
         found = []
         for move in moves:

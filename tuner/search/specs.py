@@ -44,7 +44,9 @@ MAX_DISTURBED = 2
 NUM_CURVE = 8
 NUM_HORIZON, MIN_HORIZON = 60, 16
 HORIZON_TIMES = 2
-"""Maximum time of the horizon, as a multiple of the time for the rest of the reference."""
+"""Maximum time of the longer training runs by which lossy candidates are judged (the horizon), as a multiple of the
+time for the rest of the reference.
+"""
 
 
 class SpecMaker:
@@ -98,8 +100,8 @@ class SpecMaker:
         return name in LOADING or (is_knob(name) and not self._space.strategy(name).numerics({}).needs_consent)
 
     def _is_cheap_to_hash(self) -> bool:
-        """Say whether checking batches is cheap enough to do for every candidate, each of which may have unknown side
-        effects.
+        """Say whether checking batches is cheap enough to do it for every candidate, because any candidate may have
+        unknown side effects.
         """
         facts = self._space.workload
         if facts.dataset.sample_ns is None:
@@ -129,8 +131,8 @@ def measure_settings(base: MeasureSettings, cap_s: float) -> MeasureSettings:
 
 
 def expected_step_ns(facts: WorkloadFacts, topology: Topology | None) -> float:
-    """Return the expected step time of the reference in nanoseconds, before it was run: the step inspected on one
-    device, plus the exchange of whole gradients over the measured links without overlap.
+    """Return the expected step time of the reference in nanoseconds, before it has run: the step time inspected on one
+    device, plus the time to all-reduce all gradients over the measured links without overlap.
     """
     if topology is None:
         return facts.sample_step_ns
@@ -148,8 +150,8 @@ def guard_protocol(
     seed: int,
     draws: bool = False,
 ) -> Protocol:
-    """Plan as many guarded steps as the time allows, within limits that keep the check meaningful. Where not even the
-    minimum fits, the effect of rounding is measured once for each roundoff instead of twice.
+    """Plan as many guarded steps as the time allows, within limits that keep the check meaningful. If the time does not
+    even allow the minimum, the effect of rounding is measured once for each roundoff instead of twice.
 
     Args:
         draws: Whether masks are drawn at steps from the initial parameters, by the first run alone
@@ -181,6 +183,6 @@ def guard_protocol(
 
 
 def _num_horizon(seconds: float, step_s: float, num_before: int) -> int:
-    """Return the number of steps of a horizon's run after the guard's steps."""
+    """Return the number of steps of the horizon; they follow the guard's steps in the same run."""
     steps = HORIZON_TIMES * seconds / step_s / NUM_HORIZON_RUNS - num_before
     return int(min(NUM_HORIZON, max(MIN_HORIZON, steps)))

@@ -1,4 +1,5 @@
-"""Error probability that a confirmation spends block by block, so that it may end as soon as its answer is clear.
+"""Alpha spending: a confirmation spends its error probability block by block, so that it may end as soon as its answer
+is clear.
 
 Looking at the data after every block and ending at the first interval that excludes no gain would call far more than
 2.5 % of candidates without a gain faster. So the error is spent over the blocks: after a share t of the planned ones at
@@ -23,7 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 POWER_OF_SPENDING = 3.0
-"""Exponent of the share of planned blocks in the spent error probability: 1 spends evenly, 3 nearly all at the end."""
+"""Exponent of the alpha-spending function, a power of the share of planned blocks that have run: 1 spends evenly, 3
+nearly all at the end.
+"""
 NUM_POINTS = 257
 REACH = 8.0
 """Number of standard deviations beyond which a normal density counts as zero."""
@@ -33,7 +36,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """Nominal two-sided levels of a test after a number of blocks.
+    """Nominal two-sided significance levels at one look at the data.
 
     Attributes:
         early: Level for ending here with a proven gain, although more blocks are planned.
@@ -46,7 +49,8 @@ class Look:
 
 @functools.lru_cache(65_536)
 def looks(first: int, planned: int, alpha: float, count: int) -> dict[int, Look]:
-    """Return the levels by number of blocks, from the first look at the data to the one after `count` blocks.
+    """Return the significance levels by number of blocks, from the first look at the data to the look after `count`
+    blocks.
 
     Args:
         first: Number of blocks at the first look at the data.
@@ -67,7 +71,8 @@ def looks(first: int, planned: int, alpha: float, count: int) -> dict[int, Look]
 
 @functools.lru_cache(65_536)
 def simultaneous_level(alpha: float, num_comparisons: int, degrees: float, correlation: float) -> float:
-    """Return the two-sided level of each interval at which all intervals hold together with probability 1 - alpha.
+    """Return the two-sided significance level for each of several intervals such that all of them hold together with
+    probability 1 - alpha.
 
     Args:
         num_comparisons: Number of comparisons with one common side.
@@ -97,7 +102,9 @@ def simultaneous_level(alpha: float, num_comparisons: int, degrees: float, corre
 
 
 def _all_within(bound: float, count: int, degrees: float, correlation: float) -> float:
-    """Return the probability that equally correlated Student variables are all within a bound on either side."""
+    """Return the probability that all of `count` equally correlated Student t variables lie between -`bound` and
+    `bound`.
+    """
     from scipy.special import chdtri, ndtr
 
     points, weights = _normal_nodes()
@@ -110,13 +117,15 @@ def _all_within(bound: float, count: int, degrees: float, correlation: float) ->
 
 @functools.cache
 def _normal_nodes() -> tuple[Floats, Floats]:
-    """Return the nodes and weights of an integral over a standard normal density, without its constant factor."""
+    """Return the nodes and weights of Gauss-Hermite quadrature for the standard normal density, without its constant
+    factor.
+    """
     points, weights = np.polynomial.hermite_e.hermegauss(48)
     return points, weights
 
 
 def _bound(points: Floats, weights: Floats, step: float, probability: float) -> float:
-    """Return the bound that the next sum exceeds, on either side, with this probability."""
+    """Return the bound that the absolute value of the next sum exceeds with this probability."""
     from scipy.optimize import brentq
 
     farthest = float(np.max(np.abs(points))) + 2 * REACH * step
@@ -130,7 +139,7 @@ def _beyond(points: Floats, weights: Floats, step: float, bound: float) -> float
 
 
 def _going_on(points: Floats, weights: Floats, step: float, bound: float) -> tuple[Floats, Floats]:
-    """Return the sums inside the bound and their probabilities, by the trapezoidal rule."""
+    """Return possible sums inside the bound, and their probabilities by the trapezoidal rule."""
     bound = min(bound, float(np.max(np.abs(points))) + REACH * step)
     inside = np.linspace(-bound, bound, NUM_POINTS)
     density = (
@@ -142,5 +151,7 @@ def _going_on(points: Floats, weights: Floats, step: float, bound: float) -> tup
 
 
 def _level(bound: float, count: int) -> float:
-    """Return the nominal two-sided level of a bound on the sum of `count` standard normal variables."""
+    """Return the nominal two-sided significance level that corresponds to a bound on the sum of `count` standard normal
+    variables.
+    """
     return math.erfc(bound / math.sqrt(2 * count))

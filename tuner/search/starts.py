@@ -24,7 +24,9 @@ def cold_compile_s(result: TrialResult) -> float:
 
 
 def usual_start_s(results: Sequence[TrialResult]) -> float:
-    """Return the mean seconds from the request of a trial to its first window, without a guard, once compiled."""
+    """Return the mean seconds from the request of a trial to its first window, assuming a warm compilation cache and no
+    guard.
+    """
     starts = [_start_s(result) for result in results if result.startup]
     return fmean(starts) if starts else 0.0
 

@@ -1,4 +1,4 @@
-"""Side-by-side training of baseline and recommendation, to verify that both are the same training after N steps.
+"""Side-by-side training of baseline and recommendation, to verify that both still train alike after N steps.
 
 The guard of a trial looks at a few steps. Here both configurations train for longer, from one initial
 state on one order of samples; the baseline also under other seeds, whose spread says how far two runs
@@ -36,13 +36,13 @@ class Verification(Record):
     tolerance: float
     baseline_units_per_s: float
     recommended_units_per_s: float
-    """Rates of recommended and current settings after the first steps; both include reading every loss, which training
-    need not do.
+    """Rates of recommended and current settings after the first steps. Both include the time to read every loss, which
+    ordinary training does not need.
     """
 
 
 class TaskRunner(Protocol):
-    """Part of a runner that trains on as many ranks as the study has."""
+    """Interface of a runner that trains on as many ranks as the study has."""
 
     def task(self, entry: str, request: object) -> bytes: ...
 
@@ -59,7 +59,7 @@ def verify(
     seed: int,
     say: Callable[[str], None] = lambda text: None,
 ) -> Verification:
-    """Train the baseline under several seeds and the recommendation under the first."""
+    """Train the baseline with several seeds, and the recommendation with the first of them."""
 
     def train(choices: dict[str, Choice], training_seed: int) -> LossCurve:
         request = TrainRequest(

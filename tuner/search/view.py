@@ -33,9 +33,9 @@ class StudyView:
     best_label: str = ""
     best_gain: float | None = None
     num_trials: int = 0
-    """Number of all trials, including companions that took turns with others for comparison."""
+    """Number of all trials, including companion trials that alternated with others for comparison."""
     num_searched: int = 0
-    """Number of trials that count against `max_trials`: trials that took turns with each other count as one."""
+    """Number of trials that count against `max_trials`; trials that alternate with each other count as one."""
     max_trials: int | None = None
     findings: tuple[Finding, ...] = ()
     decisions: tuple[Decision, ...] = ()

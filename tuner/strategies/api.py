@@ -39,12 +39,12 @@ HARDLY = 0.005
 
 @dataclass(frozen=True)
 class Supported:
-    """Support of a choice that can be tried here."""
+    """Answer of `supports` for a choice that can be tried here."""
 
 
 @dataclass(frozen=True)
 class Unsupported:
-    """Refusal of a choice that cannot be tried here, with the reason."""
+    """Answer of `supports` for a choice that cannot be tried here, with the reason."""
 
     reason: str
 
@@ -88,7 +88,9 @@ def _allowed_by(annotation: Any) -> tuple[Scalar | range, ...]:
         return (False, True)
     if get_origin(annotation) is Annotated:
         return tuple(annotation.__metadata__)
-    assert get_origin(annotation) is Literal, f"{annotation} must list the allowed values, as Literal and Annotated do"
+    assert get_origin(annotation) is Literal, (
+        f"{annotation} must be bool, or a Literal or Annotated of all allowed values"
+    )
     return get_args(annotation)
 
 
@@ -137,7 +139,7 @@ class Dropped:
 
 @dataclass(frozen=True, kw_only=True)
 class Together:
-    """Strategies whose choices are worth trying at once, because they share a resource."""
+    """Pair of strategies whose choices are worth changing together, because they share a resource."""
 
     between: tuple[type[Setting], type[Setting]]
     reason: str
@@ -180,13 +182,15 @@ class Outside:
 
 @dataclass(frozen=True)
 class NeedsWorkload:
-    """Refusal of a choice in a training script's own loop, with the reason; a `Workload` may allow it."""
+    """Refusal of a choice in a training script's own loop, with the reason; the choice may be possible with a
+    `Workload`.
+    """
 
     reason: str
 
 
 class Strategy(ABC):
-    """Base class of strategies, each one technique.
+    """Base class of strategies; a strategy is one technique.
 
     Attributes:
         setting: Class of its choices; gives the name, the defaults and the allowed values.
@@ -249,7 +253,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
-        """Return the complete choices worth trying here, the most promising first; may include the neutral one."""
+        """Return the complete choices worth trying here, the most promising first; today's choice may be among them."""
 
     def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
         """Say, without running the choice, whether it can be tried here."""
@@ -267,7 +271,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def numerics(self, choice: Choice) -> Numerics:
-        """Return the effect on numerics of a choice other than the neutral one."""
+        """Return the effect on numerics of a choice that differs from today's."""
 
     def unit_roundoff(self, choice: Choice) -> float:
         """Return the unit roundoff of the coarsest arithmetic that the choice computes with."""
@@ -306,8 +310,8 @@ class Strategy(ABC):
         return total(self.savings(situation, choice))
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Return the expected saving of the choice, as a share of the incumbent's step; None if only the usual share of
-        the bound is known.
+        """Return the expected saving of the choice, as a share of the incumbent's step. None if the only estimate is
+        the share of the maximum saving that the strategy usually realises.
         """
         return None
 
@@ -319,7 +323,8 @@ class Strategy(ABC):
 
     def took_effect(self, evidence: Mapping[str, Any], choice: Choice) -> Effect:
         """Say whether the evidence shows that the choice is in effect. By default, every parameter in the evidence must
-        equal the choice's; without any parameter, the detail says that nothing shows the choice.
+        equal the choice's. If the evidence has none of the choice's parameters, the choice counts as in effect, and the
+        detail says that nothing shows it.
         """
         for name, wanted in choice.items():
             if name in evidence and evidence[name] != wanted:
@@ -346,12 +351,12 @@ class Strategy(ABC):
                 )
 
     def difference(self, choice: Choice, workload: WorkloadFacts) -> Choice:
-        """Return the parameters of a complete choice that differ from the neutral one."""
+        """Return the parameters of a complete choice that differ from today's choice."""
         neutral = self.neutral(workload)
         return {name: value for name, value in choice.items() if value != neutral[name]}
 
     def complete(self, difference: Choice, workload: WorkloadFacts) -> Choice:
-        """Return the complete choice, given the parameters in which it differs from the neutral one."""
+        """Return the complete choice, given the parameters in which it differs from today's choice."""
         return {**self.neutral(workload), **difference}
 
 
@@ -367,7 +372,7 @@ def _described(allowed: Scalar | range) -> str:
 
 
 def each_once(today: Choice, changes: Sequence[Choice]) -> tuple[Choice, ...]:
-    """Return today's choice with each change made separately, in the order of the changes, without duplicates."""
+    """Return variants of today's choice, one for each change, in the order of the changes and without duplicates."""
     found: list[Choice] = []
     for change in changes:
         choice = {**today, **change}
@@ -377,14 +382,14 @@ def each_once(today: Choice, changes: Sequence[Choice]) -> tuple[Choice, ...]:
 
 
 def needs_cuda(environment: Environment) -> Support:
-    """Return the support of a choice that exists on CUDA devices only."""
+    """Return the support of a choice that requires a CUDA device."""
     if environment.hardware.device_kind == "cuda":
         return Supported()
     return Unsupported("requires a CUDA device")
 
 
 def needs_ranks(environment: Environment) -> Support:
-    """Return the support of a choice that changes how ranks communicate."""
+    """Return the support of a choice that changes how ranks communicate, and so requires several ranks."""
     if environment.num_ranks > 1:
         return Supported()
     return Unsupported("requires more than one rank")

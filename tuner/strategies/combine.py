@@ -1,4 +1,4 @@
-"""Combinations of choices, by the rules that each strategy lists; no strategy is named here."""
+"""Combination of choices by the rules that each strategy lists; this module names no strategy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Choices = Mapping[str, Choice]
 
 
 RECURRENT = ("RNN", "LSTM", "GRU")
-"""Recurrent modules, which cuDNN computes like convolutions."""
+"""Recurrent modules, which cuDNN by default computes in TF32, like convolutions."""
 CONFLICTS: tuple[Conflict, ...] = tuple(row for strategy in STRATEGIES for row in strategy.conflicts)
 DROPPED: tuple[Dropped, ...] = tuple(row for strategy in STRATEGIES for row in strategy.dropped)
 TOGETHER: tuple[Together, ...] = tuple(row for strategy in STRATEGIES for row in strategy.together)
@@ -97,7 +97,7 @@ def make_plan(choices: Choices) -> Plan:
 
 
 def environment_variables(choices: Choices, strategies: Sequence[Strategy] = STRATEGIES) -> dict[str, str]:
-    """Return the variables that must be set before torch is imported."""
+    """Return the environment variables that must be set before torch is imported."""
     variables: dict[str, str] = {}
     for strategy in strategies:
         variables.update(strategy.environment_variables(choices[strategy.name]))
@@ -105,7 +105,7 @@ def environment_variables(choices: Choices, strategies: Sequence[Strategy] = STR
 
 
 def numerics_of(candidate: Candidate, workload: WorkloadFacts, strategies: Sequence[Strategy] = STRATEGIES) -> Numerics:
-    """Return the strongest effect of a candidate on the numbers."""
+    """Return the effect on numerics of a candidate: the strongest among its choices."""
     worst = Numerics.EXACT
     strategies = with_knobs(strategies, workload)
     for name, choice in candidate.choices.items():

@@ -1,4 +1,4 @@
-"""Application of a candidate in a training script's own loop, as each strategy defines it."""
+"""Application of a candidate to a training script with its own loop; each strategy defines how to apply its choice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def outside_of(
     script: ScriptFacts,
     strategies: Sequence[Strategy] = STRATEGIES,
 ) -> dict[str, Outside]:
-    """Return the application of each choice of a candidate, by strategy.
+    """Return, by strategy, how each choice of a candidate is applied in the script.
 
     Args:
         choices: The complete choice of every strategy.
@@ -35,8 +35,8 @@ def script_changes(
     script: ScriptFacts | None,
     strategies: Sequence[Strategy] = STRATEGIES,
 ) -> ScriptChanges | None:
-    """Return the changes of a candidate, in the form in which `steptune.enable` makes them; None if the workload is not
-    a script.
+    """Return a candidate's changes to a training script, in the form in which `steptune.enable` makes them; None if the
+    workload is not a script.
     """
     if script is None:
         return None

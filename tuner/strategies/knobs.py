@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from steptune.tuner.training.plan import Plan
 
 KNOBS = "knobs"
-"""Name for all knobs together in lists of strategies."""
+"""Name that stands for all knobs in a list of strategies."""
 PREFIX = f"{KNOBS}."
 
 
@@ -69,7 +69,7 @@ class Knob(Strategy):
 
 
 def with_knobs(strategies: Sequence[Strategy], workload: WorkloadFacts) -> tuple[Strategy, ...]:
-    """Return the strategies, and one more for each of the workload's knobs that has none yet."""
+    """Return the strategies, and one for each of the workload's knobs that has no strategy yet."""
     known = {strategy.name for strategy in strategies}
     return (*strategies, *(knob for facts in workload.knobs if (knob := Knob(facts)).name not in known))
 
@@ -80,7 +80,7 @@ def is_knob(name: str) -> bool:
 
 
 def knobs_set_by(choices: Mapping[str, Choice]) -> tuple[Knob, ...]:
-    """Return the knobs that complete choices set. Nothing but their names and values is known."""
+    """Return the knobs that these complete choices contain; only their names and values are known."""
     return tuple(
         Knob(KnobFacts(name=name.removeprefix(PREFIX), today=choice["value"], values=()))
         for name, choice in choices.items()

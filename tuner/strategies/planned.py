@@ -127,7 +127,9 @@ def _set(name: str, value: Any) -> str:
 
 
 def _called(function: Callable[..., Any], asked: str) -> str:
-    """Describe a function by its name and the choice; a lambda, which has no name, by the choice alone."""
+    """Describe a function by its name and the choice's parameters; a lambda, which has no name, by the parameters
+    alone.
+    """
     while isinstance(function, partial):
         function = function.func
     name = getattr(function, "__name__", type(function).__name__)

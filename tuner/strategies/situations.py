@@ -1,4 +1,4 @@
-"""Situation of a trial, from which bounds, expected savings and findings are computed."""
+"""Situation of a trial, from which maximum savings, expected savings and findings are computed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from steptune.tuner.strategies.step_facts import step_facts
 def situation_of(
     result: TrialResult, workload: WorkloadFacts, environment: Environment, choices: dict[str, Choice]
 ) -> Situation | None:
-    """Return the situation of a trial with these complete choices; None where it was not profiled."""
+    """Return the situation of a trial with these complete choices; None if the trial was not profiled."""
     if not result.breakdowns:
         return None
     activity = next((w.input for w in reversed(result.clean_windows) if w.input is not None), None)
@@ -34,7 +34,7 @@ def situation_of(
 
 
 def exchange_of(choices: Mapping[str, Choice]) -> Exchange:
-    """Return the ranks' exchange under these choices; settings that they leave out get plain PyTorch's values."""
+    """Return what ranks exchange under these choices; missing choices get plain PyTorch's values."""
     fields: dict[str, Any] = {}
     for strategy, choice in _completed(choices):
         fields.update(strategy.exchange(choice))
@@ -42,7 +42,7 @@ def exchange_of(choices: Mapping[str, Choice]) -> Exchange:
 
 
 def computation_of(choices: Mapping[str, Choice]) -> Computation:
-    """Return a step's computation under these choices; settings that they leave out get plain PyTorch's values."""
+    """Return how a step computes under these choices; missing choices get plain PyTorch's values."""
     fields: dict[str, Any] = {}
     for strategy, choice in _completed(choices):
         fields.update(strategy.computation(choice))

@@ -1,4 +1,4 @@
-"""Facts about a step from complete choices, by which advice leaves out features that are already enabled."""
+"""Facts about a step, read from complete choices, so that advice leaves out features that are already enabled."""
 
 from __future__ import annotations
 

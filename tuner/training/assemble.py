@@ -182,8 +182,8 @@ def _loader(
 def _regrouped(
     order: EndlessBatches | None, arguments: BatchArguments, length: LengthOf, num_ranks: int
 ) -> EndlessBatches | None:
-    """Return the fixed order regrouped into the plan's batches. None without a fixed order: the loader then regroups
-    the batches of the workload's own sampling.
+    """Return the fixed order of batches, regrouped into the plan's batches. Return None if no order is fixed; the
+    loader then regroups the batches of the workload's own sampling.
     """
     if order is None or arguments.is_plain:
         return order

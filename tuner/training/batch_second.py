@@ -44,8 +44,8 @@ _LEAST_BLOCKS = 2
 
 
 def can_be_batch_second(blocks: Sequence[torch.nn.Module]) -> bool:
-    """Say whether every block uses torch's batch-first attention, and otherwise only modules of torch that act per
-    position.
+    """Say whether there are several blocks, and each uses torch's batch-first attention and otherwise only modules of
+    torch that process each position independently.
     """
     return len(blocks) >= _LEAST_BLOCKS and all(map(_is_known, blocks))
 

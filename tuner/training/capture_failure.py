@@ -21,7 +21,7 @@ WAITS = "called a synchronizing CUDA operation"
 """Text of torch's error when an operator waits for the device although waiting is forbidden."""
 
 MASKS = "transformers/masking_utils.py"
-"""Source file in transformers that computes masks; attention with the `is_causal` flag does not need it."""
+"""Source file in transformers that computes masks, which attention with the `is_causal` flag does not need."""
 
 _READS = re.compile(r"aten::(_local_scalar_dense|item|is_nonzero|equal|allclose)\b")
 _SHAPES = re.compile(
@@ -41,7 +41,8 @@ _REASONS: tuple[tuple[re.Pattern[str], str], ...] = (
     ),
     (
         _COPIES,
-        "the operator copies between host and device and waits: create such tensors once, or on the device",
+        "the operator copies a tensor between host and device and waits: create the tensor on the device, or once "
+        "before the step",
     ),
 )
 _TEXTS: tuple[tuple[str, str], ...] = (
@@ -100,7 +101,9 @@ def _first_line(error: BaseException) -> str:
 
 
 class FailingOperator:
-    """Recorder of the operator in which an error was raised, forward or backward; empty if none was running."""
+    """Recorder of the operator, forward or backward, that was running when an error was raised; `name` is empty if none
+    was running.
+    """
 
     def __init__(self) -> None:
         self.name = ""

@@ -42,9 +42,10 @@ if TYPE_CHECKING:
 WARM_UP_STEPS = 3
 """Number of warm-up steps: PyTorch's documentation asks for a few; a library's autotuning ends in the first."""
 MAX_RECORDINGS = 4
-"""Maximum number of recordings, one per batch signature: each recording keeps its own memory."""
+"""Maximum number of recordings, one per batch signature. It is limited because each recording keeps its own memory."""
 PAYS_AFTER_STEPS = 100
-"""Minimum number of replays, per change of the optimizer's options, that justifies another recording.
+"""Minimum mean number of replays per change of the optimizer's options at which recording the step again is worth its
+time.
 
 The first change is free: an option set only once does not come from a scheduler.
 """
@@ -52,7 +53,7 @@ The first change is free: an option set only once does not come from a scheduler
 Key = tuple[Any, ...]
 
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None), enum.Enum)
-"""Types of non-tensor leaves of a batch that a graph may contain; each distinct value needs a recording."""
+"""Types of non-tensor leaves that a recorded batch may contain; each distinct value needs a separate recording."""
 
 
 class CapturedStep(HostStep):
@@ -192,7 +193,9 @@ class CapturedStep(HostStep):
         self._mode = mode
 
     def _options_changed(self) -> bool:
-        """Say whether the recorded step has outdated options. If they change too often, stop recording the update."""
+        """Say whether the optimizer's options have changed since they were recorded. If they change too often, stop
+        recording the update.
+        """
         if self.host_options:
             return False
         before, self._options = self._options, self._read_options()
@@ -203,8 +206,8 @@ class CapturedStep(HostStep):
         return bool(names)
 
     def _read_options(self) -> dict[str, Key]:
-        """Return, by name, the options of all groups that the update reads on the host. Device tensors are compared by
-        identity.
+        """Return, by name, the options that the update reads on the host, for all groups of the optimizer. Device
+        tensors are compared by identity.
         """
 
         def read(value: Any) -> Any:
@@ -257,8 +260,8 @@ class CapturedStep(HostStep):
         job.after_update()
 
     def _weights(self, batch: Any) -> torch.Tensor | None:
-        """Return the weights of the micro-batches, or None for a single one; weights by tokens differ from batch to
-        batch.
+        """Return the weights of the micro-batches in the loss, or None for a single micro-batch. Weights by number of
+        tokens differ from batch to batch.
         """
         import torch
 
@@ -290,7 +293,7 @@ class CapturedStep(HostStep):
 
 @dataclass(frozen=True, kw_only=True)
 class _Gradients:
-    """Gradients that the first graph hands to the second one, or to the host: the same tensors in every replay.
+    """Gradients that the first graph leaves for the second graph or for the host; every replay writes the same tensors.
 
     Attributes:
         values: Gradients of the optimizer's parameters, in order.
@@ -308,7 +311,7 @@ class _Gradients:
 
     @contextmanager
     def shown_by(self, job: TrainingJob) -> Iterator[None]:
-        """Set these gradients in the job while the context is active, as a step launched by the host leaves them."""
+        """Set these gradients in the job while the context is active, as if the host had launched the step."""
         before = [parameter.grad for parameter in job.parameters()]
         self._set(job, self.values)
         try:
@@ -317,7 +320,7 @@ class _Gradients:
             self._set(job, before)
 
     def give_to(self, job: TrainingJob) -> None:
-        """Set the gradients and the scaler's state in the job after a replay, which runs no Python."""
+        """Set the gradients and the scaler's state in the job after a replay, because a replay runs no Python."""
         self._set(job, self.values)
         if job.scaler:
             job.scaler._per_optimizer_states[id(job.optimizer)] = dict(self.scaling)
@@ -355,7 +358,7 @@ class _Recording:
 
 
 def make_capturable(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """Make an optimizer keep its step count on the device, before its first step. On a CPU nothing changes.
+    """Make an optimizer that has not stepped yet keep its step count on the device. On a CPU nothing changes.
 
     Raises:
         CaptureError: The optimizer does not support this.
@@ -406,8 +409,8 @@ def _format(name: str, leaf: Any) -> Any:
         return (repr(leaf),)
     kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
     raise CaptureError(
-        f"a batch contains a {kind}{f' at {name}' if name else ''}, whose contents a CUDA graph would keep from "
-        "the recorded batch: return dense tensors in dicts, lists, tuples or dataclasses"
+        f"a batch contains a {kind}{f' at {name}' if name else ''}: a CUDA graph would replay the contents that it had "
+        "in the recorded batch. Return dense tensors in dicts, lists, tuples or dataclasses"
     )
 
 
@@ -427,7 +430,7 @@ def _named_leaves(batch: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _changes(signatures: Sequence[Key]) -> str:
-    """Return why these batches would need an unlimited number of recordings."""
+    """Return the reason why these batches would need an unlimited number of recordings, and the remedy."""
     shapes = [f"[{', '.join(found[0] for _, found in leaves if len(found) > 1)}]" for leaves in signatures]
     seen = ", ".join(dict.fromkeys(shapes))
     if len(set(shapes)) > 1:

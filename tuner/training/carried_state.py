@@ -1,4 +1,4 @@
-"""Detection of state that a step leaves on modules for the next step, except in tensors that stay in place.
+"""Detection of state that a step leaves on modules for the next step, apart from tensors that are changed in place.
 
 A graph follows a buffer that is changed in place on the device. It does not follow an attribute that Python sets anew:
 a replay runs no Python, so every step would see what the recorded one saw. What is set in every step but read in the
@@ -102,7 +102,7 @@ class CarriedState:
                     tensor.copy_(kept)
 
     def _watch(self, on_read: Callable[[str], None]) -> list[tuple[_Attribute, torch.Tensor]]:
-        """Replace tensors that the last step assigned by copies that report when they are read."""
+        """Replace the tensors that the last step assigned with copies that report when they are read."""
         before, now = self._looks[-2:]
         watched = []
         for key, attribute in now.items():

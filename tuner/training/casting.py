@@ -1,4 +1,4 @@
-"""Casting of models to 16 bits: the model half of precision levels O2 and O3, and routers at O1.
+"""Model part of the precision levels: casting to 16 bits at O2 and O3, and exclusion of routers from autocast at O1.
 
 Weights and buffers are cast in place, so tied weights stay tied; weights that are not trained are cast too. At O2
 normalisation layers, their statistics and mixture-of-experts routers keep FP32 weights and compute in FP32; hooks

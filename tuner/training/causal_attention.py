@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 IMPLEMENTATION = "causal_sdpa"
 MASKED = "sdpa"
-"""Name in transformers of the same attention with masks."""
+"""Name of the implementation in transformers that computes the same attention with masks."""
 GIVEN = ("position_ids", "past_key_values", "token_type_ids", "mm_token_type_ids")
-"""Arguments, besides masks, that indicate more than plain causal sequences in a call."""
+"""Arguments, apart from masks, whose presence in a call indicates more than plain causal sequences."""
 WINDOWS = ("sliding_window", "attention_chunk_size")
 """Configuration options that keep tokens from attending to all earlier ones."""
 
@@ -75,7 +75,7 @@ def _said(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 class _Turns:
-    """Hooks that enable masks for calls with more than plain causal sequences, for models that share a
+    """Hooks that enable masks during calls with more than plain causal sequences, for a group of models that share one
     configuration.
     """
 
@@ -133,9 +133,12 @@ class CausalLook:
         if not self._models:
             return "requires a transformers model, whose attention masks Steptune can replace"
         if self._given:
-            return f"the workload passes {' and '.join(sorted(self._given))} to the model, on which the mask depends"
+            return (
+                f"the attention mask depends on {' and '.join(sorted(self._given))}, which the workload passes to the "
+                "model"
+            )
         if self._masked or not self._plain:
-            return "not all attention layers of the model are causal"
+            return "some attention layers of the model are not causal"
         for inner in self._models:
             if len(_models_of(inner)) == 1 and inner not in self._called:
                 return f"{type(inner).__name__} was not called in the inspected step, so its inputs are unknown"

@@ -108,9 +108,7 @@ def build(
 
 
 def step_hook_of(model: torch.nn.Module) -> StepHook | None:
-    """Return the part of a wrapped model's communication hook that is a step hook (compression or local SGD), or
-    None.
-    """
+    """Return the step hook (compression or local SGD) in a wrapped model's communication hook, or None."""
     states = (state for _, state in getattr(model, "_comm_hooks", ()))
     return compression_of(model) or next((state for state in states if isinstance(state, LocalSgd)), None)
 

@@ -28,7 +28,8 @@ NUM_METRICS = 1024
 """Number of compilations for which TorchDynamo keeps metrics in this process; its default is 64."""
 REASON_LENGTH = 300
 CLOSING_S = 0.2
-"""Time to wait for a worker pool to close, in seconds; one that has started closes in a few milliseconds."""
+"""Maximum seconds to wait for a pool of compile workers to close. A pool that has started closes in a few milliseconds.
+"""
 _GIVEN_UP = "recompile limit exceeded"
 _SKIPPING = "skipping cudagraphs"
 
@@ -52,7 +53,7 @@ def compile_in_place(module: torch.nn.Module, mode: str, dynamic: bool | None) -
 
 
 def compile_apart(what: str) -> None:
-    """Use separate caches for everything compiled from here on: add to the cache keys a setting that they lack.
+    """Use separate caches for everything compiled from here on, by adding to the caches' keys a setting that they lack.
 
     Which back end `scaled_dot_product_attention` calls is decided when a graph is traced, and is no part of the keys of
     AOTAutograd's and Inductor's caches: without this a candidate gets the back end that another one was compiled with.
@@ -89,7 +90,7 @@ def watch_compilation() -> None:
 
 
 def end_compile_workers() -> None:
-    """End Inductor's worker processes; it starts new ones when it needs them again.
+    """End Inductor's worker processes; Inductor starts new ones when it needs them again.
 
     Their start keeps a core busy for some ten seconds, long after the first steps where the code comes from a cache.
     Meanwhile every parallel region on the CPU waits for the thread that shares that core: collating a batch of 128
@@ -117,7 +118,9 @@ def _kill_family(pid: int) -> None:
 
 
 class _Skips(logging.Handler):
-    """Log handler that records why Inductor ran compiled code without CUDA graphs, which it reports only in its log."""
+    """Log handler that records why Inductor ran compiled code without CUDA graphs. Inductor reports the reasons only in
+    its log.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -17,15 +17,17 @@ if TYPE_CHECKING:
     import torch
 
 BLOCK = 256
-"""Number of values that share a scale."""
+"""Number of consecutive values that share one scale."""
 LEVELS = 124
 """Number of int8 levels on either side of zero; zero itself is exact."""
 INFINITE, NOT_A_NUMBER = 127, 126
 """Codes of infinity (negated for minus infinity) and of NaN."""
 BLOCKS_AT_ONCE = 1 << 14
-"""Number of blocks encoded at a time: the peak memory of encoding must stay far below its saving."""
+"""Number of blocks that are encoded at a time, so that the peak memory of encoding stays far below the memory that it
+saves.
+"""
 WORTHWHILE = 0.75
-"""Maximum size of a sparse encoding, as a share of the tensor's, for which encoding is worth its time."""
+"""Maximum size of a sparse encoding, as a share of the tensor's size, for which the encoding is worth its time."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,12 @@ class Layout:
         return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
     def shaped(self, flat: torch.Tensor) -> torch.Tensor:
-        """Return a flat (n,) tensor, in memory order, in the original shape and strides."""
+        """Return a flat (n,) tensor, whose elements are in memory order, in the original shape and strides."""
         return flat.as_strided(self.shape, self.strides)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Say whether a tensor's elements fill one contiguous stretch of memory, with its dimensions in any order."""
+    """Say whether a tensor's elements fill one contiguous block of memory, whatever the order of its dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1 and stride != expected:
@@ -73,7 +75,7 @@ def pack_bits(bits: torch.Tensor) -> torch.Tensor:
 
 
 def unpack_bits(packed: torch.Tensor, count: int) -> torch.Tensor:
-    """Unpack the first `count` bits that `pack_bits` packed."""
+    """Unpack the first `count` bits of a result of `pack_bits`."""
     import torch
 
     shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
@@ -112,7 +114,7 @@ class Sparse:
 
     @classmethod
     def encode(cls, tensor: torch.Tensor) -> Sparse | Whole:
-        """Encode a tensor, or keep it whole if it has too few zeros; counting these waits for the device."""
+        """Encode a tensor, or keep it whole if it has too few zeros; counting the zeros waits for the device."""
         import torch
 
         flat = flattened(tensor)
@@ -213,14 +215,14 @@ Form = Whole | Sparse | Half | Blocks
 
 
 def relu_mask(output: torch.Tensor) -> torch.Tensor:
-    """Return packed bits (ceil(n / 8),) that are set where a ReLU passes the gradient on, NaN included, as
-    `threshold_backward` does.
+    """Return packed bits (ceil(n / 8),), set where a ReLU passes the gradient on, also at NaN, as in
+    `threshold_backward`.
     """
     return pack_bits(~(flattened(output) <= 0))
 
 
 def masked(gradient: torch.Tensor, mask: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """Return the gradient where a mask of `relu_mask` is set, else zero."""
+    """Return the gradient where a mask from `relu_mask` is set, and zero elsewhere."""
     import torch
 
     return torch.where(layout.shaped(unpack_bits(mask, gradient.numel())), gradient, 0.0)

@@ -1,4 +1,5 @@
-"""Loader whose workers start on the next epoch while the last batches of the current one are computed.
+"""Loader whose workers start to load the next epoch while the model still trains on the last batches of the current
+one.
 
 PyTorch hands no index of an epoch to its workers before the epoch begins, so that they are idle at every end of one and
 the model waits for the first batches of the next. Here the workers never see an end. Once the indices of an epoch are
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 GIVEN_UP_AFTER = 2
-"""Number of consecutive failed guesses after which no more are made."""
+"""Number of consecutive wrong guesses of the next epoch's order after which no more guesses are made."""
 
 
 class EpochsAhead:
@@ -242,7 +243,9 @@ class _Feed:
 
     @contextmanager
     def _generators_apart(self) -> Iterator[None]:
-        """Draw random numbers from where the last guess ended, and restore the process's generators afterwards."""
+        """Run the context with the random generators in the state in which the last guess left them; then restore the
+        process's own state.
+        """
         ours = generator_states()
         set_generators(self._apart)
         try:
@@ -285,7 +288,7 @@ def _same(drawn: list[Any], guessed: list[Any]) -> bool:
 
 
 def _counting(sampler: Any) -> list[Any]:
-    """Return the samplers that have an epoch number, among a batch sampler and its inner sampler."""
+    """Return those of a batch sampler and its inner sampler that have an epoch number."""
     return [
         one
         for one in (sampler, getattr(sampler, "sampler", None))

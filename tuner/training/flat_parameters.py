@@ -31,7 +31,7 @@ ELEMENT_WISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "
 """Classes of torch.optim that update each element independently of all others."""
 
 _OF_ALL = ("step", "mu_product", "eta", "mu")
-"""Keys of the state entries of the classes in `ELEMENT_WISE` that hold one number for the whole tensor."""
+"""Keys of the optimizer state entries that hold a single number per tensor, for the classes in `ELEMENT_WISE`."""
 
 
 class FlatParameters(ParameterLayout):
@@ -120,15 +120,15 @@ class FlatParameters(ParameterLayout):
             yield from buffers
 
     def _numbers(self) -> dict[int, int]:
-        """Return each parameter's number in torch's state dict, counted through the groups, by the parameter's
-        identity.
+        """Return each parameter's number in torch's state dict, where numbering continues across groups; keys are the
+        parameters' `id`s.
         """
         parameters = (p for group in self.order for p in group)
         return {id(p): number for number, p in enumerate(parameters)}
 
 
 class _Buffer:
-    """A buffer and the parameters in it, all of one device and dtype."""
+    """A buffer and the parameters that it contains, all of one device and dtype."""
 
     def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
         import torch

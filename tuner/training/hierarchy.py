@@ -93,7 +93,7 @@ def average_in_two_levels(
 
 
 def padded(flat: torch.Tensor, num_parts: int) -> torch.Tensor:
-    """Return the tensor itself if it divides into equal parts, else a longer copy."""
+    """Return the tensor itself if it divides into equal parts, else a copy padded with zeros."""
     rest = -flat.numel() % num_parts
     if not rest:
         return flat

@@ -40,7 +40,7 @@ class HostStep:
         return 0
 
     def pieces(self, batch: Any) -> tuple[list[Any], Sequence[float]]:
-        """Return the micro-batches of a batch (not more than it has samples), and their weights in its loss."""
+        """Return the micro-batches of a batch (at most one per sample), and their weights in the batch's loss."""
         count = self._job.plan.step.num_micro_batches
         count = min(count, batch_length(batch) or count)
         return ([batch], [1.0]) if count == 1 else split_batch(self._job.workload, batch, count)

@@ -28,7 +28,7 @@ OVER_LOOPBACK = {"NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNA
 
 @dataclass(frozen=True, kw_only=True)
 class Levels:
-    """Process groups of a rank's two levels.
+    """Process groups to which a rank belongs on two levels: inside its host, and between hosts.
 
     Attributes:
         inside: Group of the ranks of its host.
@@ -85,7 +85,9 @@ def ring_group() -> Any:
 
 
 def new_group(ranks: Sequence[int]) -> Any:
-    """Create a process group with its ranks in this order, where this torch supports it; every rank must call it."""
+    """Create a process group that keeps the given order of ranks if this torch supports that; every rank must call
+    this.
+    """
     import torch.distributed as dist
 
     options: dict[str, Any] = {"sort_ranks": False} if _can_order() else {}

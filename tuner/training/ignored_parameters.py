@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 
 class IgnoredParameters(StepHook):
-    """Hook that pairs every parameter outside all units with the replicated DTensor that the optimizer updates."""
+    """Hook that pairs every parameter outside all FSDP units with the replicated DTensor that the optimizer updates in
+    its place.
+    """
 
     def __init__(self, named_parameters: Named) -> None:
         self._mesh = next(p.device_mesh for _, p in named_parameters if isinstance(p, DTensor))

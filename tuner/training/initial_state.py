@@ -33,7 +33,9 @@ _WRITES = ("copy_", "fill_", "zero_")
 
 
 def named_state(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield parameters and all buffers (non-persistent ones too), each tensor once, by its first name."""
+    """Yield all parameters and buffers (including non-persistent ones) with their names; a shared tensor only once,
+    under its first name.
+    """
     seen: set[int] = set()
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if id(tensor) not in seen:

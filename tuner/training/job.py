@@ -1,4 +1,4 @@
-"""The assembled training: a trial measures it, and `steptune.apply` gives it to a user's script."""
+"""Training job assembled from a plan; a trial measures it, and `steptune.apply` gives it to a user's script."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class TrainingJob:
 
     @property
     def scheduler(self) -> Any:
-        """Scheduler of the user, or None; its pending steps are made before it is returned."""
+        """The user's scheduler, or None. Before the scheduler is returned, its pending steps are made."""
         self.runner.settle()
         return self._scheduler
 
@@ -155,14 +155,16 @@ class TrainingJob:
             hook.after_update(self.parameters())
 
     def hook_of(self, kind: type[_T]) -> _T | None:
-        """Return the job's hook of a class, or None."""
+        """Return the job's hook of this class, or None if the job has no such hook."""
         return next((hook for hook in self.hooks if isinstance(hook, kind)), None)
 
     def gradients(self) -> list[torch.Tensor]:
         return [p.grad for p in self.parameters() if p.grad is not None]
 
     def named_gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the gradients by the user's parameter names, between `finish_gradients` and the update."""
+        """Yield each gradient with the user's name of its parameter. Call this between `finish_gradients` and the
+        update.
+        """
         own = self.layout.gradients_by_parameter()
         for name, parameter in self.updated_parameters():
             gradient = own.get(parameter, parameter.grad)
@@ -193,7 +195,7 @@ class TrainingJob:
 
     @property
     def steps_per_round(self) -> int:
-        """Minimum number of consecutive steps that include every kind of work of a step."""
+        """Minimum number of consecutive steps that together include every kind of work that a step may do."""
         return max((hook.steps_per_round for hook in self.hooks), default=1)
 
     @property
@@ -263,8 +265,8 @@ class TrainingJob:
         return state
 
     def optimizer_state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's state in the form that the user's own optimizer would have, however the job runs the
-        update.
+        """Return the optimizer's state in the form in which the user's own optimizer would return it, however the job
+        runs the update.
 
         It has one entry per parameter, the flags of the user's own implementation, step counts on the CPU, and tensors
         in the layout of the user's parameters.
@@ -327,7 +329,9 @@ class TrainingJob:
             keeper.keep(state_dict["kept"], self._names())
 
     def updated_parameters(self) -> Sequence[tuple[str, torch.nn.Parameter]]:
-        """Return name and value of each parameter that the optimizer updates, as this rank holds it."""
+        """Return names and values of the parameters that the optimizer updates, in the form in which this rank holds
+        them.
+        """
         named: Named = [(name, p) for name, p in unwrapped(self.model).named_parameters() if p.requires_grad]
         for hook in self.hooks:
             named = hook.updated(named)
@@ -356,7 +360,7 @@ class TrainingJob:
         return next((hook for hook in self.hooks if hook.method), None)
 
     def _place(self) -> dict[str, Any]:
-        """Return the identity of the owner of a rank's state: method, settings, rank and number of ranks."""
+        """Return what identifies the owner of a rank's state: method, settings, rank and number of ranks."""
         import torch.distributed as dist
 
         keeper = self._keeper()

@@ -1,4 +1,4 @@
-"""Memory layouts of tensors: a fused update requires one layout for a parameter, its gradient and its states.
+"""Memory layouts of tensors. A fused update requires the same layout for a parameter, its gradient and its states.
 
 A fused kernel walks through a parameter, its gradient and its states by address, as if all had the parameter's strides;
 it checks nothing. Tensors that come from elsewhere (a checkpoint, a collective, a user's own step) are therefore copied
@@ -55,17 +55,17 @@ def laid_out_like(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
 
 def layout_of(parameter: torch.Tensor) -> Layout:
-    """Return the layout that a parameter's states have."""
+    """Return the layout that the optimizer states of a parameter must have."""
     return Layout(tuple(parameter.shape), dense_strides(parameter))
 
 
 def layouts_of(parameters: Iterable[torch.Tensor]) -> dict[int, Layout]:
-    """Return each parameter's layout by its number, leaving out DTensors."""
+    """Return the layouts of the parameters, keyed by parameter number; DTensors are left out."""
     return {n: layout_of(parameter) for n, parameter in enumerate(parameters) if not hasattr(parameter, "to_local")}
 
 
 def in_layouts(state_dict: Mapping[str, Any], layouts: Mapping[int, Layout]) -> dict[str, Any]:
-    """Return an optimizer's state with every tensor of a parameter's shape in that parameter's layout.
+    """Return an optimizer's state in which each tensor with the shape of its parameter also has the parameter's layout.
 
     Args:
         layouts: Layout by the parameter's number in the state; the state of other parameters is unchanged.
@@ -83,5 +83,5 @@ def in_layouts(state_dict: Mapping[str, Any], layouts: Mapping[int, Layout]) -> 
 
 
 def _same(shape: Sequence[int], first: Strides, second: Strides) -> bool:
-    """Say whether two strides address the same elements: dimensions of size one do not count."""
+    """Say whether two tuples of strides address the same elements. Strides of dimensions of size one are ignored."""
     return all(a == b for size, a, b in zip(shape, first, second, strict=True) if size > 1)

@@ -1,4 +1,4 @@
-"""Learning rates on the device, which a recorded update reads."""
+"""Learning rates on the device, where an update that is recorded as a CUDA graph reads them."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class LearningRates:
 
 
 def _reads_tensor(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
-    """Say whether an update reads its learning rate as a tensor. Fused kernels and Adam do; multi-tensor updates do
-    only if capturable.
+    """Say whether an optimizer reads a group's learning rate as a tensor: every fused update does, and so does Adam,
+    unless its update is multi-tensor and not capturable.
     """
     import torch
 

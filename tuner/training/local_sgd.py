@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from steptune.tuner.training.plan import LocalSgdArguments
 
 AVERAGED_BYTES = 25 * 2**20
-"""Maximum bytes averaged at once, the bucket size of DDP: averaging needs as much extra memory."""
+"""Maximum number of bytes averaged at once, equal to DDP's bucket size. Averaging needs as much extra memory."""
 
 
 class LocalSgd(StepHook):
-    """Hook that lets ranks take steps alone, and averages their models.
+    """Hook for local SGD: ranks take steps independently, and their models are averaged periodically.
 
     Attributes:
         every: Steps from one average to the next.
@@ -74,7 +74,7 @@ class LocalSgd(StepHook):
         return post_localSGD_hook(self._state, bucket)
 
     def after_update(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Count an update, and average the model when it is due."""
+        """Count an update, and average the ranks' models if an average is due."""
         self.num_steps += 1
         local = self.num_steps - self.warm_up_steps
         if local > 0 and local % self.every == 0:
@@ -98,8 +98,8 @@ class LocalSgd(StepHook):
         return copied
 
     def optimizer_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Return the optimizer's state averaged over the ranks, except for step counts, which averaging would only
-        round.
+        """Return the optimizer's state, averaged over the ranks. Step counts are left as they are, because averaging
+        would only round them.
         """
         without = {
             number: {name: value for name, value in values.items() if name != "step"}
@@ -148,8 +148,8 @@ class LocalSgd(StepHook):
 
 
 def _may_differ(leaf: Any) -> bool:
-    """Say whether a leaf may differ between ranks. Floating-point tensors may; integers are counters, equal on all
-    ranks.
+    """Say whether a value of the state may differ between ranks. Floating-point tensors may; integers are counters,
+    equal on all ranks.
     """
     return hasattr(leaf, "data_ptr") and (leaf.is_floating_point() or leaf.is_complex())
 

@@ -40,8 +40,8 @@ def split_batch(workload: Workload, batch: Any, count: int) -> tuple[list[Any], 
 
 
 def split_at(workload: Workload, batch: Any, bounds: Sequence[int]) -> tuple[list[Any], list[float]]:
-    """Return the parts of a batch between bounds along the first dimension, and their weights, in the form of
-    `split_batch`.
+    """Return the parts of a batch between the given bounds along its first dimension, and their weights, as
+    `split_batch` does.
 
     Lists and tuples with one string or object per sample are cut too: torch's `default_collate` makes them of strings.
     """

@@ -40,8 +40,8 @@ class BuiltOptimizer:
 
 
 def build_optimizer(workload: Workload, named: NamedParameters, plan: Plan, device: torch.device) -> BuiltOptimizer:
-    """Build the optimizer, in this order: replacing algorithm, implementation, buffers, learning rates, sharding of
-    states.
+    """Build the optimizer as the plan requests, in this order: replacing algorithm, implementation, contiguous buffers,
+    learning rates, sharding of states.
 
     Raises:
         UnsupportedError: The optimizer has to be rebuilt but has state that would be lost, or it lacks the
@@ -95,7 +95,7 @@ def _with_algorithm(workload: Workload, named: NamedParameters, plan: Plan) -> t
 
 
 def check_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float], scheduler: Any) -> None:
-    """Refuse a scheduler that sets learning rates without regard to the plan's change of them.
+    """Refuse a scheduler that ignores the plan's change of the learning rates.
 
     Args:
         rates: Rate of each group before the scheduler was created, which stores it as `initial_lr`.
@@ -161,8 +161,8 @@ def _check_new(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _flags(optimizer: torch.optim.Optimizer, implementation: str | None) -> dict[str, bool]:
-    """Return the flags of an implementation, by https://docs.pytorch.org/docs/stable/optim.html ("for-loop, foreach and
-    fused").
+    """Return the flags that select an implementation, as documented at https://docs.pytorch.org/docs/stable/optim.html
+    ("for-loop, foreach and fused").
     """
     if implementation is None:
         return {}
@@ -175,7 +175,7 @@ def _flags(optimizer: torch.optim.Optimizer, implementation: str | None) -> dict
 
 
 def _check_dense(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse parameters with holes in their memory, which a fused update would ignore."""
+    """Refuse parameters with gaps between their elements in memory; a fused update would not skip the gaps."""
     for parameter in (p for group in optimizer.param_groups for p in group["params"]):
         if not hasattr(parameter, "to_local") and not is_dense(parameter):
             raise UnsupportedError(

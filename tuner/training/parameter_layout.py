@@ -31,14 +31,14 @@ class ParameterLayout:
     has_every_value: bool = True
 
     def shared_batch(self, batch: Any) -> Any:
-        """Return the batch that this rank computes on, given its own share."""
+        """Return the batch that this rank computes on, from the share that it loaded."""
         return batch
 
     # --- gradients ----------------------------------------------------------------------------
 
     def waiting(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return a context for a micro-batch that is not the last: its gradients are reduced together with the last
-        one's.
+        """Return a context in which all micro-batches of a batch run except for the last one. Their gradients are
+        reduced together with the last one's.
         """
         return model.no_sync() if hasattr(model, "no_sync") else nullcontext()  # type: ignore[operator]
 
@@ -76,7 +76,7 @@ class ParameterLayout:
     # --- state --------------------------------------------------------------------------------
 
     def whole(self, value: Any) -> Any:
-        """Return a structure of tensors in which every tensor is whole."""
+        """Return a structure of tensors in which sharded tensors are gathered."""
         return value
 
     def state(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -86,7 +86,7 @@ class ParameterLayout:
     def whole_parameters(
         self, model: torch.nn.Module, named: Iterable[tuple[str, torch.Tensor]]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield name and whole value of each updated parameter.
+        """Yield the name and the whole value of each updated parameter.
 
         Args:
             named: Parameters that this rank's optimizer updates.
@@ -95,7 +95,7 @@ class ParameterLayout:
             yield name, self.whole(parameter.detach())
 
     def groups(self, optimizer: torch.optim.Optimizer) -> list[list[torch.nn.Parameter]]:
-        """Return the user's parameters of each of the optimizer's groups."""
+        """Return the user's parameters in each group of the optimizer."""
         return [group["params"] for group in optimizer.param_groups]
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -105,7 +105,8 @@ class ParameterLayout:
     def whole_optimizer_state(
         self, state: dict[str, Any], optimizer: torch.optim.Optimizer, names: Sequence[str]
     ) -> tuple[dict[str, Any], Sequence[str]]:
-        """Return the state as the user's optimizer would have it, and the parameter names in its order.
+        """Return the optimizer state in the form that the user's optimizer would return, and the parameter names in the
+        order of that state.
 
         Args:
             names: Names of this rank's parameters.

@@ -1,4 +1,4 @@
-"""Plan of one candidate: what its strategies request, by stage of `assemble`.
+"""Plan of one candidate: the requests of its strategies, grouped by stage of `assemble`.
 
 A strategy never wraps anything itself. It adds to the stage it needs, and `assemble` carries the
 stages out in one fixed order. Stages that can be done only once (optimizer, step, wrap, loader)
@@ -98,7 +98,7 @@ class BatchArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class CompressionArguments:
-    """Arguments of gradient compression, with the names of the strategy `gradient_compression`."""
+    """Arguments of gradient compression, named as in the strategy `gradient_compression`."""
 
     method: str
     rank: int
@@ -108,7 +108,7 @@ class CompressionArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSgdArguments:
-    """Arguments of the rounds in which ranks step alone, with the names of the strategy `local_sgd`."""
+    """Arguments of local SGD, named as in the strategy `local_sgd`."""
 
     every: int
     warm_up_steps: int
@@ -117,7 +117,7 @@ class LocalSgdArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardingArguments:
-    """Arguments of sharding the model across ranks, with the names of the strategy `sharding`."""
+    """Arguments of sharding the model across ranks, named as in the strategy `sharding`."""
 
     mode: str
     wrap: str
@@ -129,7 +129,7 @@ class ShardingArguments:
     cpu_offload: bool = False
     """True if parts of parameters, gradients and optimizer states are in CPU memory, where the update runs."""
     ignored: str | None = None
-    """Modules left out of sharding: with "norms", modules that keep FP32 at O2 are whole on every rank."""
+    """Modules left out of sharding. With "norms", the modules that keep FP32 at O2 are whole on every rank."""
     reduce_each: bool = True
     """True if gradients are reduced after every micro-batch; otherwise their sum over all micro-batches is reduced
     once.
@@ -138,7 +138,7 @@ class ShardingArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class MeshArguments:
-    """Arguments of sharding one model over several ranks, with the names of the strategy `parallel_mesh`."""
+    """Arguments of tensor, pipeline and expert parallelism, named as in the strategy `parallel_mesh`."""
 
     pipeline: int = 1
     tensor: int = 1
@@ -173,7 +173,7 @@ class WrapArguments:
 
     @property
     def shards_optimizer(self) -> bool:
-        """Say whether ZeRO-1 runs beside DDP."""
+        """Say whether ZeRO-1 is used together with DDP."""
         return self.sharding is not None and self.sharding.mode == "zero1"
 
 
@@ -186,7 +186,7 @@ class Plan:
     environment: list[Callable[[], None]] = field(default_factory=list)
     """Functions that set process-wide settings: threads, back-end flags."""
     model: list[ModelTransform] = field(default_factory=list)
-    """Transforms of the model in its initial precision, on its device: layout."""
+    """Transforms of the model on its device, in its initial precision, such as a change of memory layout."""
     cast: list[ModelTransform] = field(default_factory=list)
     checkpointing: list[ModelTransform] = field(default_factory=list)
     block_compilation: list[ModelTransform] = field(default_factory=list)

@@ -20,7 +20,7 @@ class Recorder(Protocol):
     """Recorder of work for replay."""
 
     def warm_up(self, run: Callable[[], object], count: int) -> None:
-        """Run the function that is to be recorded `count` times.
+        """Run the function `count` times before it is recorded.
 
         Raises:
             CaptureError: An operation in it cannot be recorded.

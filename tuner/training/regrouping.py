@@ -37,7 +37,8 @@ def merge(batches: Iterable[Sequence[int]], factor: int, *, keep_rest: bool) -> 
 
 
 def balance_pool(batches: Sequence[Sequence[int]], length: LengthOf, num_ranks: int, seed: int) -> list[Indices]:
-    """Regroup the samples of a pool into batches of the same sizes and similar lengths, in random order.
+    """Regroup the samples of a pool into batches of the same sizes as before, each with samples of similar length, in
+    random order.
 
     A smaller batch remains the last one.
     """
@@ -165,8 +166,8 @@ class BalancedBatches:
         return count // size if self._workload.drop_last else -(-count // size)
 
     def first_pool(self) -> tuple[list[Indices], list[Indices]]:
-        """Return the batches of the first epoch's first pool: first as regrouped, then as the workload's sampling
-        groups them.
+        """Return two groupings of the samples in the first pool of the first epoch: the regrouped batches, and the
+        batches of the workload's own sampling.
         """
         count = self._arguments.pool_batches
         return list(islice(self.global_batches(0), count)), list(islice(self.unsorted_batches(0), count))
@@ -180,7 +181,9 @@ class BalancedBatches:
             number += 1
 
     def unsorted_batches(self, epoch: int) -> Iterator[Indices]:
-        """Yield the same samples, in the batches of the workload's own sampling."""
+        """Yield an epoch's batches as the workload's own sampling groups them; the samples are those of
+        `global_batches`.
+        """
         indices = self._indices(epoch)
         while batch := list(islice(indices, self._batch_size)):
             if len(batch) == self._batch_size:

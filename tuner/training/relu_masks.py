@@ -1,4 +1,5 @@
-"""ReLU and max pooling that keep only what their backward pass needs: one bit per element, or one byte per window.
+"""ReLU and max pooling that keep only what their backward pass needs: one bit per element (ReLU), or one byte per
+window (pooling).
 
 Autograd keeps a ReLU's output, of which only the sign is needed, and a pooling's input (needed for its shape) and
 64-bit indices, of which only the place within the window is needed. The gradients are bit for bit those of torch's own
@@ -98,7 +99,9 @@ class Window:
         return self.kernel, self.stride, self.padding, self.dilation, self.ceil_mode
 
     def places(self, indices: torch.Tensor, width: int) -> torch.Tensor:
-        """Convert (…, H', W') indices into a plane of this width to positions within the window, as uint8."""
+        """Convert a tensor (…, H', W') of flat indices in a plane of this width to positions within the windows, as
+        uint8.
+        """
         import torch
 
         narrow = indices.int()  # half the memory for a moment; a plane has less than 2³¹ elements

@@ -20,7 +20,7 @@ _HIDDEN = re.compile(r"^(CompiledFunction|CheckpointFunction)")
 
 
 class SeenFormats:
-    """Dtypes of the matmuls that led to the first loss with gradients.
+    """Dtypes of the matmuls that led to the first loss computed with gradients enabled.
 
     Attributes:
         looked: Whether such a loss was inspected.

@@ -82,7 +82,7 @@ def shard(
 
 
 def units_of(model: torch.nn.Module, workload: Workload, sharding: ShardingArguments) -> list[torch.nn.Module]:
-    """Return the modules that are gathered as one unit, inner ones first, without the root."""
+    """Return the modules that are gathered as one unit each, inner ones first, without the root."""
     if sharding.wrap == "block":
         return list(workload.blocks(model))
     return _large_modules(model, sharding.min_num_params) if sharding.wrap == "size" else []
@@ -103,7 +103,8 @@ def sizes_of_units(model: torch.nn.Module, workload: Workload, wrap: str, min_nu
 
 
 def _large_modules(model: torch.nn.Module, minimum: int) -> list[torch.nn.Module]:
-    """Return the modules to gather as units by size, as FSDP's `size_based_auto_wrap_policy` does.
+    """Return the modules that are gathered as one unit each, selected by size as in FSDP's
+    `size_based_auto_wrap_policy`.
 
     They have at least `minimum` parameters outside of units inside them. A tied parameter goes to a module that
     contains all of its uses, because two units cannot share it.
@@ -139,7 +140,9 @@ def _holders(model: torch.nn.Module) -> Counter[int]:
 
 
 def _mesh(sharding: ShardingArguments, device: torch.device) -> DeviceMesh:
-    """Return the device mesh: all ranks in one dimension, by host; for hybrid sharding, hosts times ranks per host."""
+    """Return the device mesh: all ranks in one dimension, ordered by host; for hybrid sharding two dimensions, hosts
+    and the ranks of a host.
+    """
     from torch.distributed.device_mesh import DeviceMesh
 
     if sharding.mode != "hybrid":
@@ -203,8 +206,8 @@ def description_of(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def reduction_factor(model: torch.nn.Module) -> float:
-    """Return the ratio of FP32 bytes to the bytes that the reduction of a sharded model's gradients sends; 1 without a
-    saving.
+    """Return the factor by which the reduction dtype shrinks the gradients that a sharded model sends, relative to the
+    dtype of its parameters; 1 without a saving.
     """
     import torch
     from torch.distributed.fsdp import FSDPModule
@@ -310,7 +313,9 @@ def num_held(optimizer: Any) -> int:
 
 
 def consolidated(optimizer: Any) -> dict[str, Any]:
-    """Return the optimizer state of all ranks' parts; every rank must call it and gets the whole."""
+    """Return the whole optimizer state, gathered from all ranks. Every rank must call this function and gets the whole
+    state.
+    """
     import torch.distributed as dist
 
     state: dict[str, Any] = {}

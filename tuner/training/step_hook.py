@@ -62,7 +62,7 @@ class StepHook:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Parameters that must be equal for a kept state to be usable again."""
+        """Settings of the hook; a kept state can be used again only by a hook with equal settings."""
         return {}
 
     def kept(self, names: Names) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Update of a job's parameters: the user's optimizer, over the plan's parameters, and the user's scheduler."""
+"""Update of a job's parameters by the user's optimizer, changed as the plan requests, and by the user's scheduler."""
 
 from __future__ import annotations
 
@@ -110,6 +110,6 @@ def _check_step(subject: Any, when: str) -> None:
     if wanted:
         raise WorkloadRejectedError(
             f"{type(subject).__name__}.step requires the arguments {', '.join(wanted)}, but Steptune calls it "
-            f"{when} without arguments: return one that requires none, or define training_step and pass the "
-            "arguments there"
+            f"{when} without arguments: return an optimizer or scheduler whose step requires none, or define "
+            "training_step and pass the arguments there"
         )

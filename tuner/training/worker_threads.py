@@ -14,15 +14,15 @@ from typing import NamedTuple
 TASKS = Path("/proc/self/task")
 SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 ELEMENTS = 1 << 21
-"""Number of elements that the test operator computes: enough to give a part to every thread of a pool."""
+"""Number of elements that the test operator computes: enough to give every thread of a pool a share of the work."""
 LONG_ENOUGH_NS = 30_000_000
-"""Minimum time of the busiest thread, in nanoseconds: the system accounts a thread's time at ticks of up to 10 ms, or
-when it stops.
+"""Time, in nanoseconds, that the busiest thread must have run before threads are compared: the system accounts a
+thread's time at ticks of up to 10 ms, or when it stops.
 """
 LIMIT_S = 2.0
 REPEATS, SETTLE_S = 20, 0.005
 TAKES_PART = 0.1
-"""Minimum time of a thread that takes part, as a share of the busiest thread's time."""
+"""Minimum running time with which a thread counts as taking part, as a share of the busiest thread's time."""
 
 
 class WorkerThread(NamedTuple):
@@ -38,7 +38,7 @@ class WorkerThread(NamedTuple):
 
 
 def threads_of_an_operator() -> list[WorkerThread]:
-    """Return this process's threads that an operator runs on now; empty if the system does not report them.
+    """Return the threads of this process on which an operator currently runs; empty if the system does not report them.
 
     Another thread that is busy meanwhile counts as well.
     """

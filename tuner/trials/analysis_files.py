@@ -1,4 +1,5 @@
-"""Files of a profiled trial for the result pages: JSON with one record per line, read back in bounded pieces.
+"""Files of a profiled trial for the result pages: JSON with one record per line, read back line by line, with a maximum
+length of a line.
 
 User code runs beside the process that writes them and may replace them by anything. A line is decoded by itself and is
 never longer than `MAX_LINE_BYTES`: so checking a file takes no more memory than one line, whatever the file holds.
@@ -18,12 +19,14 @@ from steptune.tuner.trace_records import Lane, RankAnalysis, Timeline, TraceAnal
 from steptune.tuner.trials.study_files import StudyFiles
 
 MAX_LINE_BYTES = 4 << 20
-"""Maximum bytes of a line: more than one lane takes, and more than a rank without its lanes takes."""
+"""Maximum bytes of a line. One lane (of a device, stream or thread) takes less, and so does a rank's analysis without
+its lanes.
+"""
 MAX_TIMELINE_BYTES = 64 << 20
 """Maximum bytes of a timelines file: enough for more than 200 devices at 0.25 MB each."""
 MAX_ANALYSIS_BYTES = 16 << 20
 MAX_LANES_BYTES = 96 << 20
-"""Maximum bytes of a lanes file: enough for as many full lanes as a page has rows."""
+"""Maximum bytes of a file of lanes: enough for as many lanes of maximum size as a result page has rows."""
 Kind = TypeVar("Kind", bound=msgspec.Struct)
 _LIST, _ANALYSIS = b"[", b'{"ranks":['
 
@@ -48,7 +51,7 @@ def analysis_text(analysis: TraceAnalysis) -> bytes:
 
 
 def lanes_text(lanes: Iterable[Lane]) -> bytes:
-    """Return lanes as a JSON array, one lane per line."""
+    """Return the lanes of devices, streams and threads as a JSON array, one lane per line."""
     return _text(_LIST, lanes, b"]")
 
 
@@ -62,7 +65,7 @@ def read_timelines(file: BinaryIO) -> Iterator[Timeline]:
 
 
 def read_lanes(file: BinaryIO) -> Iterator[Lane]:
-    """Yield the lanes of a file one by one.
+    """Yield the lanes (of devices, streams and threads) in a file one by one.
 
     Raises:
         ValueError: The file does not have the format of `lanes_text`, or is too large; the message names the line.
@@ -73,7 +76,9 @@ def read_lanes(file: BinaryIO) -> Iterator[Lane]:
 def _read_list(file: BinaryIO, kind: type[Kind], max_bytes: int) -> Iterator[Kind]:
     for number, text, is_last in _lines(file, _LIST, max_bytes):
         if is_last and text != b"]":
-            raise ValueError(f"line {number} follows the last {kind.__name__.lower()}")
+            raise ValueError(
+                f"line {number} follows the last {kind.__name__.lower()} and must contain only a closing bracket"
+            )
         if not is_last:
             yield _decoded(text, kind, number)
 
@@ -115,7 +120,7 @@ def _lines(file: BinaryIO, begin: bytes, max_bytes: int) -> Iterator[tuple[int, 
         if is_last:
             break
     if not is_last or file.read(1):
-        raise ValueError(f"line {number} must be the end of the list and the last line")
+        raise ValueError(f"line {number} must close the list and be the last line of the file")
 
 
 def _check(line: bytes, begin: bytes) -> int:

@@ -1,4 +1,5 @@
-"""Commands run as the user of the trials, who alone may read all files and processes of the trials.
+"""Commands run as the operating-system user of the trials, the only user who may read all files and processes of the
+trials.
 
 User code with the same user may read the environment of such a command, and stop or kill it. So the command gets
 nothing from our environment, and has a time limit.

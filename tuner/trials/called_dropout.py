@@ -11,7 +11,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
 Look = Callable[[str, Any, Any], None]
-"""Callback with the name of a call, its arguments and its result."""
+"""Callback that receives the name, the arguments and the result of a call."""
 
 
 class CalledDropout(TorchFunctionMode):
@@ -32,7 +32,9 @@ class CalledDropout(TorchFunctionMode):
         self._inside.append(_Entry(name or "the model", module))
 
     def leave(self, module: torch.nn.Module) -> None:
-        """Leave a module; when the whole model is left, numbering restarts for calls in the loss."""
+        """Handle the end of a module's forward pass. After that of the whole model, numbering restarts for calls in the
+        loss.
+        """
         self._inside.pop()
         if module is self._model:
             self._inside[0] = _Entry("the loss after the model", None)

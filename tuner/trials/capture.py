@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TARGET_S = 0.6
 MAX_STEPS = 10
 """Maximum number of profiled steps. A lower maximum would miss work that only some steps do, and give more weight to
-the host's lead at the start.
+the host's lead over the device at the beginning of a profile.
 """
 WARM_UP_STEPS = 1
 COLLECTION_MARK = "Python GC"

@@ -79,7 +79,7 @@ def limits_of(reasons: int) -> tuple[str, ...]:
 
 
 def reading_between(before: DeviceState, after: DeviceState, own: frozenset[int]) -> DeviceReading:
-    """Return the reading of a window, from the device's states before and after it.
+    """Return the device reading of a window, computed from the device's states before and after it.
 
     Args:
         own: Process ids of the study.
@@ -126,8 +126,8 @@ def _difference(before: int | None, after: int | None) -> int | None:
 
 
 def _foreign_share(before: DeviceState, after: DeviceState, own: frozenset[int]) -> float | None:
-    """Return the share of the window in which other processes used the device, from the mean of each one's samples;
-    None without samples.
+    """Return the share of the window in which other processes used the device: the sum of each process's mean over its
+    samples. None without samples.
 
     The driver samples each process at different times, so that one that ended within the window counts in full.
     """

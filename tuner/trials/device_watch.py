@@ -84,8 +84,8 @@ class DeviceWatch:
 
 
 def watch_device(device: torch.device) -> DeviceWatch:
-    """Return a watch of this rank's device. On a CPU it reads nothing, because `contention` reads the processor's
-    counters.
+    """Return the `DeviceWatch` of this rank's device. On a CPU it reads nothing, because `contention` reads the
+    processor's counters.
     """
     if device.type != "cuda":
         return DeviceWatch()
@@ -140,8 +140,8 @@ class NvmlLook:
         )
 
     def own_processes(self) -> frozenset[int]:
-        """Return the ids of the processes below the parent of this rank's trial server. They include the trials that
-        take turns with this one.
+        """Return the ids of the study's processes: the parent of this rank's trial server, and all of the parent's
+        descendants. They include the trials that take turns with this one.
         """
         try:
             server = psutil.Process(os.getppid())

@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 FP32_ROUNDOFF = 2.0**-24
 POWER_ROUNDOFFS = 4.0
-"""Maximum error of a power of beta computed on a device, in unit roundoffs. On a CPU it was 1.5 after five steps;
-rounding beta itself contributes a part that grows with the steps.
+"""Maximum error of a power of Adam's beta computed on a device, in unit roundoffs. On a CPU it was 1.5 after five
+steps; rounding beta itself contributes a part that grows with the number of steps.
 """
 TOWARDS_NEIGHBOUR = 1.25
-"""Relative distance, in unit roundoffs, that rounds to a neighbouring number. It lies between a half and one and a half
-of the spacing between two powers of two, also just below a power of two, where the spacing is half as large.
+"""Relative change of a number, in unit roundoffs, after which it rounds to a neighbouring number. The change is 0.5 to
+1.5 times the distance to the neighbour, also just below a power of two, where this distance is half as large.
 """
 PIECE = 1 << 22
-"""Number of elements in each piece of a tensor that is disturbed."""
+"""Number of elements that are disturbed at once: a tensor is processed in chunks of this size."""
 SEEDS_OF_A_RANK = 2**16
 """Distance between the seeds of two ranks: more than the number of seeds that one rank uses."""
 
@@ -67,8 +67,8 @@ class Disturbance:
         return _disturbed().apply(tensor, self._steps(tensor.detach()))
 
     def _steps(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the relative change of each element, in a dtype that resolves (1 + change). It is computed in pieces
-        to limit memory.
+        """Return the relative change of each element, in a dtype that resolves (1 + change). The changes are computed
+        in chunks to limit memory.
         """
         import torch
 
@@ -112,7 +112,7 @@ class Disturbance:
             return map_structure(self, output)
 
         def prepared(hook: Callable[..., Any]) -> Callable[..., Any]:
-            """Return a hook at which a graph ends: it has no generator of its own."""
+            """Return the hook, excluded from torch.compile's graphs, which cannot contain its random generator."""
             dynamo = sys.modules.get("torch._dynamo")
             return hook if dynamo is None else dynamo.disable(hook)
 
@@ -164,7 +164,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return the elements of a dense tensor in memory order, in pieces."""
+    """Return the elements of a dense tensor in memory order, in chunks."""
     pieces: tuple[torch.Tensor, ...] = tensor.as_strided((tensor.numel(),), (1,)).split(PIECE)
     return pieces
 

@@ -156,8 +156,8 @@ def _by_default_collate(error: BaseException) -> bool:
 
 
 def _limit_of_memory(error: BaseException) -> str:
-    """Return which memory limit of this process an allocation on the host exceeded, and the way out; empty if none was
-    exceeded.
+    """If a host allocation exceeded this process's memory limit, return a text with the limit and the remedy; else
+    return an empty text.
     """
     import resource
 

@@ -52,13 +52,13 @@ from steptune.tuner.training.plan import Plan
 
 BATCH = 32
 TRIAL_S = 5.0
-"""Reported duration of a trial in seconds, or less if the time of its windows is limited to less."""
+"""Reported duration of a trial in seconds; if the time limit of its windows is lower, that limit is reported."""
 NUM_WINDOWS = 5
 PROFILE_NOISE_SD = 0.05
 
 
 class FakeStrategy(Strategy):
-    """Strategy with numbered levels that acts on one category."""
+    """Strategy with numbered levels that changes the time of one category of the step."""
 
     summary: ClassVar[str] = "levels of a known effect"
     defaults: ClassVar[Choice] = {"level": 0}
@@ -153,7 +153,7 @@ class Surface:
 
 
 class FakeRunner:
-    """`TrialRunner` over a known surface, which starts no processes and takes no time.
+    """`TrialRunner` with known step times, which starts no processes and takes no time.
 
     Args:
         paired: Whether trials may run at the same time.
@@ -189,7 +189,7 @@ class FakeRunner:
         return fake_workload()
 
     def begin_reference(self, request: Any, longest_s: float) -> None:
-        """Do nothing: trials take no time here, so the reference cannot be made meanwhile."""
+        """Do nothing: the reference cannot be made in the background, because trials take no time here."""
 
     def make_reference(self, request: Any, longest_s: float | None = None) -> None:
         levels = {name: int(request.choices[name]["level"]) for name in self.surface.factors}
@@ -201,7 +201,7 @@ class FakeRunner:
             )
 
     def task(self, entry: str, request: Any) -> bytes:
-        raise NotImplementedError(f"a surface of known effects cannot run the {entry} task")
+        raise NotImplementedError(f"the simulated surface cannot run the {entry} task")
 
     def run(
         self,
@@ -218,8 +218,8 @@ class FakeRunner:
         return self._beside_each_other(results)
 
     def _beside_each_other(self, results: list[TrialResult]) -> list[TrialResult]:
-        """Mark trials of a group as out of memory if they do not fit beside the earlier ones. A trial left alone takes
-        no windows.
+        """Mark a trial of a group as out of memory if it does not fit into memory together with the earlier ones. If
+        fewer than two trials of the group remain, remove the windows of all.
         """
         used_gb, left = 0.0, []
         for result in results:
@@ -235,7 +235,7 @@ class FakeRunner:
         failure = Failure(
             kind=FailureKind.OUT_OF_MEMORY,
             phase=Phase.WARM_UP,
-            message=("the candidate needs more memory than the surface has"),
+            message=("the candidate needs more memory than the simulated device has"),
         )
         return TrialResult(
             trial_id=result.trial_id,
@@ -281,7 +281,7 @@ class FakeRunner:
 
 
 def known_breakdown(categories: dict[str, int], device: str = "cpu") -> Breakdown:
-    """Return the breakdown of one step with these nanoseconds by category."""
+    """Return the breakdown of one step, given its nanoseconds by category."""
     total = sum(categories.values())
     return Breakdown(
         rank=0,

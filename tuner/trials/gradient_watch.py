@@ -54,8 +54,8 @@ def set_initial_state(job: TrainingJob, path: Path, disturb: Disturbance | None 
 
 
 def _change(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-    """Return the change of values; an element that remains NaN or the same infinity (as in a buffer with a mask) is
-    unchanged.
+    """Return the change of values. An element that is NaN, or the same infinity, both before and after (as in a buffer
+    with a mask) counts as unchanged.
     """
     stayed = (before == after) | (before.isnan() & after.isnan())
     return (after - before).masked_fill(stayed, 0.0)
@@ -109,7 +109,7 @@ class GradientWatch:
 
     @contextmanager
     def _of_other_optimizers(self) -> Iterator[None]:
-        """Record the gradients of optimizers other than the job's, which step inside a step defined by the workload."""
+        """Record the gradients of optimizers other than the job's when they step within a workload-defined step."""
         if not self.job.workload.has_custom_step:
             yield
             return
@@ -129,7 +129,9 @@ class GradientWatch:
             handle.remove()
 
     def _untrained(self) -> dict[str, torch.Tensor]:
-        """Return buffers, untrained parameters, and the number of gradients that a step has left in place."""
+        """Return the values of buffers and untrained parameters, together with the number of gradients that remain
+        after a step.
+        """
         trained = {id(p) for p in unwrapped(self.job.model).parameters() if p.requires_grad}
         untrained = {
             name: sampled(whole(tensor.detach()))
@@ -151,8 +153,8 @@ class GradientWatch:
         )
 
     def _left_over(self) -> torch.Tensor:
-        """Return the number of gradients that remain after a step; 0 for a recorded step, which overwrites its own
-        gradients.
+        """Return the number of gradients that are not zero after a step; 0 for a step captured in a CUDA graph, which
+        overwrites its own gradients.
         """
         import torch
 
@@ -165,13 +167,13 @@ class GradientWatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """Tensors of the reference's steps, and their noise by unit roundoff (as `float.hex`)."""
+    """Tensors of the reference's steps, and their noise, keyed by unit roundoff (as `float.hex`)."""
 
     steps: Sequence[Tensors]
     noise: dict[str, list[Noise]]
 
     def at(self, places: Sequence[int], unit_roundoff: float) -> Compared:
-        """Return some of the steps, with their noise at one unit roundoff."""
+        """Return the steps at the given indices, with their noise at one unit roundoff."""
         noise = self.noise_at(unit_roundoff)
         return Compared(steps=[self.steps[k] for k in places], noise={unit_roundoff.hex(): [noise[k] for k in places]})
 
@@ -258,8 +260,8 @@ class GradientReference:
         )
 
     def noise_of(self, watch: GradientWatch, unit_roundoff: float) -> list[Noise]:
-        """Return the noise of a candidate's gradients, scaled by its distance from the reference. It is valid only if
-        the candidate's updates are correct.
+        """Return the noise of a candidate's gradients, scaled by the distance of its weights from the reference's. The
+        result is valid only if the candidate's updates are correct.
         """
         noise = self.gradients.noise_at(unit_roundoff)
         if not self.weights.steps:

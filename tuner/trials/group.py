@@ -49,8 +49,8 @@ from steptune.tuner.trials.messages import (
 )
 
 PATIENCE = 3
-"""Maximum time until two valid rounds, as a multiple of a window's maximum duration (taken as at least 1 s); then the
-group is ended.
+"""Maximum time in which a group must complete two valid rounds, as a multiple of the setting `cap_s` (taken as at least
+1 s). After that, the group is ended.
 """
 
 
@@ -86,7 +86,7 @@ class Member:
         return {w.round: w for w in self.windows}
 
     def count_all_windows(self) -> None:
-        """Accept void windows as valid; each keeps the reason as a mark."""
+        """Accept void windows as valid. Each keeps the reason why it was void in its field `marked`."""
         self.windows = [w if w.void is None else replace(w, void=None, marked=w.void) for w in self.windows]
 
     def take_in(self, message: FromRank) -> None:
@@ -207,8 +207,8 @@ class GroupRun:
                 return
 
     def _counted_rounds(self) -> list[int]:
-        """Return the rounds on a quiet machine, if they suffice or only they are accepted. Else return all rounds:
-        trials that take turns are compared under the same load.
+        """Return the rounds on a quiet machine, if there are enough of them or if only such rounds are accepted. Else
+        return all rounds: trials that take turns are compared under the same load.
         """
         clean = self._rounds(clean=True)
         accepts = not self._settings.quiet_machine and len(clean) < self._settings.min_rounds
@@ -237,8 +237,8 @@ class GroupRun:
         self._request(member, command, WindowTaken)
 
     def _precise(self, rounds: Sequence[int]) -> bool:
-        """Say whether these rounds determine, precisely enough, each trial's ratio to the first trial, or the rate of a
-        single trial.
+        """Say whether these rounds give a precise ratio of each trial's rate to the first trial's, or a precise rate of
+        a single trial.
         """
         first, *others = self.members
         if not others:

@@ -107,7 +107,7 @@ def run_guard(
 
 
 def _exact_knobs(job: TrainingJob, reference: GuardReference) -> dict[str, Scalar]:
-    """Return the knobs that must not change the training, with the reference's values."""
+    """Return the reference's values of the workload's knobs that must not change the training."""
     exact = job.plan.knobs.keys() - job.workload.recipe_knobs.keys()
     return {name: reference.choices[PREFIX + name]["value"] for name in sorted(exact)}
 
@@ -117,7 +117,8 @@ def _stored_reference(files: StudyFiles) -> GuardReference:
 
 
 def needs_no_compilation(files: StudyFiles, spec: TrialSpec, device: torch.device) -> bool:
-    """Say whether a compiled candidate's steps without dropout can run uncompiled without making the check weaker.
+    """Say whether a compiled candidate may run its dropout-free steps without compilation while the check remains
+    equally strict.
 
     With dropout off, a model is another graph, which is never measured but takes as long to compile. This is not needed
     if today's settings compile in the same way and the reference was made without compilation; the curve part runs

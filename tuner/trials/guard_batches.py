@@ -63,8 +63,8 @@ def concatenated(batches: list[Any]) -> Any:
 
 
 def check_samples(job: TrainingJob) -> GuardCheck | None:
-    """Check that the regrouped order contains each of the user's samples equally often; return None for a plain
-    order.
+    """Check that the regrouped order contains each of the user's samples equally often; return None if batches are not
+    regrouped.
     """
     order = getattr(job.loader, "batch_sampler", None)
     if job.plan.batches.is_plain or not isinstance(order, EndlessBatches):
@@ -78,5 +78,5 @@ def check_samples(job: TrainingJob) -> GuardCheck | None:
         passed=wrong == 0,
         observed=float(wrong),
         tolerance=0.0,
-        detail=f"{wrong} samples occur more or less often than in the original order",
+        detail=f"{wrong} samples occur a different number of times than in the original order",
     )

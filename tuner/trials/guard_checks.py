@@ -1,4 +1,6 @@
-"""Checks of the guard: deviations from the reference, their limits, and the devices on which they count."""
+"""Checks of the guard: deviations from the reference, their limits, and the devices on which a check may reject a
+candidate.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,9 @@ OWN_UPDATE_DEVICES = ("cpu",)
 """Devices on which the check of a replayed update may reject a candidate, if the workload defines the step itself."""
 COARSE_GRADIENT_DEVICES = ("cpu",)
 """Devices on which the check of 16-bit or TF32 gradients may reject a candidate. A difference that no rounding explains
-(a gradient that is not finite, or that only one training has) may be rejected on all of `GUARDED_DEVICES`. On an H100,
-correct changes of small trainings reach 0.73 of the limits, and correct changes of GPT-2 in bfloat16 reach three times
-the limit on a tensor's size.
+(a gradient that is not finite, or that only one of the trainings has) may be rejected on all of `GUARDED_DEVICES`. On
+an H100, correct changes of small trainings reach 0.73 of the limits; correct changes of GPT-2 in bfloat16 reach three
+times the limit for the size of a tensor's gradient.
 """
 OUTPUT_DEVICES = ("cpu",)
 """Devices on which the check of modules' 16-bit outputs may reject a candidate."""
@@ -59,8 +61,8 @@ def check_update(rules: Sequence[UpdateRule], watch: UpdateWatch, job: TrainingJ
 
 
 def check_between(moves: Moves, watch: UpdateWatch, device: torch.device) -> list[GuardCheck]:
-    """Check that parameters change between updates exactly where they do so with today's settings. Return no check if
-    today's settings change them and nothing differs, because the changes themselves are not compared.
+    """Check that parameters change between updates exactly where they do with today's settings. Return no check if such
+    changes exist and none differs, because their values are not compared.
     """
     found = worst_between(watch.around, moves)
     if moves.ever and not found.name:
@@ -117,7 +119,9 @@ def devices_of(kind: str, score: Score, unit_roundoff: float) -> tuple[str, ...]
 
 
 def check_twin(reference: GradientReference, watch: GradientWatch, device: torch.device) -> GuardCheck:
-    """Check that the gradients of a candidate's twin equal the reference's to within the rounding of FP32."""
+    """Check that the gradients of a candidate's twin (the same training in FP32) equal the reference's to within the
+    rounding of FP32.
+    """
     found = scores(
         reference.wide.steps,
         reference.wide.noise_at(FP32_ROUNDOFF),
@@ -143,19 +147,21 @@ def output_check(found: ModuleOutput, *, gates: bool) -> GuardCheck:
     """Return the check of the module output with the largest deviation."""
     detail = (
         f"the output of {found.name} differs from the FP32 output for the same inputs by {found.difference:.2g} "
-        f"unit roundoffs, and in size by {found.size:+.2g} unit roundoffs"
+        f"unit roundoffs, and in magnitude by {found.size:+.2g} unit roundoffs"
     )
     return gated("outputs of modules", "output", found.ratio, 1.0, detail, gates)
 
 
 def check_averages(averages: Sequence[Average], watch: GradientWatch, device: torch.device) -> list[GuardCheck]:
-    """Check that buffers that average weights use the reference's shares; return no check without such averages."""
+    """Check that buffers with averages of the weights (such as EMA) give new weights the same share as in the
+    reference; return no check without such buffers.
+    """
     if not averages:
         return []
     found = worst_average(averages, watch.states)
     detail = (
-        f"the average {found.name} takes {found.share:.3g} of the new weight at step {found.step}, but the "
-        f"reference's average takes {found.wanted:.3g}"
+        f"the average {found.name} gives the new weight a share of {found.share:.3g} at step {found.step}, but the "
+        f"reference's average gives it {found.wanted:.3g}"
     )
     gates = device.type in GUARDED_DEVICES
     return [gated("averages", "average", found.score, AVERAGE_LIMIT, detail, gates)]
@@ -164,14 +170,16 @@ def check_averages(averages: Sequence[Average], watch: GradientWatch, device: to
 def check_draws(
     reference: GradientReference, scatter: Scatter, watch: GradientWatch, *, unit_roundoff: float, device: torch.device
 ) -> list[GuardCheck]:
-    """Check that the masks spread the gradients as much as the reference's masks do, and around the same mean."""
+    """Check that random masks (dropout) spread the gradients as much as in the reference, and that the mean gradient is
+    the same.
+    """
     rounding = reference.gradients.noise_at(unit_roundoff)[0].residuals
     excess = excess_of_draws(scatter, watch.gradients, rounding)
     shift = shift_of_draws(scatter, watch.gradients, rounding)
     gates = device.type in GUARDED_DEVICES
     detail = (
-        f"the mean gradient over {len(watch.gradients)} draws of masks is {shift:.2g} standard errors from the "
-        f"reference's, allowed {scatter.shift_limit:.2g}"
+        f"the mean gradient over {len(watch.gradients)} draws of random masks is {shift:.2g} standard errors from "
+        f"the reference's, allowed {scatter.shift_limit:.2g}"
     )
     return [
         gated("scatter of masks", "masks", abs(excess), scatter.limit, _told_excess(excess, scatter), gates),
@@ -180,7 +188,9 @@ def check_draws(
 
 
 def check_rates(masks: Mapping[str, ModuleMasks], watch: MaskWatch, device: torch.device) -> list[GuardCheck]:
-    """Check that modules mask at the reference's rates; return no check if no module of the reference masks."""
+    """Check that modules with dropout set elements to zero at the reference's rates; return no check if the reference
+    has no such module.
+    """
     found = worst_module(masks, watch.modules)
     if found is None:
         return []
@@ -190,7 +200,7 @@ def check_rates(masks: Mapping[str, ModuleMasks], watch: MaskWatch, device: torc
 def check_masks(
     scatter: Scatter, watch: GradientWatch, rounding: Mapping[str, float], device: torch.device
 ) -> GuardCheck:
-    """Check that the masks spread the gradients as much as the reference's masks do.
+    """Check that random masks (dropout) spread the gradients as much as in the reference.
 
     Args:
         rounding: Norm of the rounding effect on each tensor at one step.
@@ -202,8 +212,8 @@ def check_masks(
 
 def _told_excess(excess: float, scatter: Scatter) -> str:
     return (
-        f"dropout and similar operations scatter gradients {math.exp(excess):.2g} times as much as in the "
-        f"reference, allowed {math.exp(-scatter.limit):.2g} to {math.exp(scatter.limit):.2g} times"
+        f"the spread of gradients that dropout and similar operations cause is {math.exp(excess):.2g} times the "
+        f"reference's, allowed {math.exp(-scatter.limit):.2g} to {math.exp(scatter.limit):.2g} times"
     )
 
 
@@ -238,12 +248,12 @@ def told_score(score: Score, part: str) -> str:
         return f"{score.name or part} is not finite at step {score.step}, or exists in only one of the two trainings"
     what = {
         "residual": f"{score.name} differs",
-        "slope": f"the size of {score.name} differs",
-        "scale": "the size of all tensors together differs",
+        "slope": f"the magnitude of {score.name} differs",
+        "scale": "the magnitude of all tensors together differs",
         "pooled": "all tensors together differ",
-        "zeros": "elements that must not be zero differ",
+        "zeros": "the share of elements that are zero only in the candidate differs",
     }[score.kind]
     return (
         f"{part}: {what} at step {score.step} by {score.ratio:.2g} times the largest allowed rounding difference "
-        f"(relative difference in size {score.excess:+.2g})"
+        f"(relative difference in magnitude {score.excess:+.2g})"
     )

@@ -47,7 +47,7 @@ NO_TWIN = "gradients not compared in FP32"
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """Curve and checks of one candidate.
+    """Loss curve and checks of one candidate.
 
     Attributes:
         notes: Reasons for which parts of the candidate could not be judged.
@@ -101,7 +101,7 @@ class Judge:
         uncompiled: bool = False,
         choices: Mapping[str, Choice] | None = None,
     ) -> Judged:
-        """Run the protocol on a candidate's job and return its curve and checks.
+        """Run the protocol on a candidate's job, and return the loss curve and the checks.
 
         Args:
             choices: The candidate's settings, of which its twin is made; without them there is none.
@@ -154,7 +154,7 @@ class Judge:
         return Judged(curve=curve, checks=checks, notes=notes, gradients=watches.gradients, twin=twin, twin_ns=twin_ns)
 
     def _watches(self, job: TrainingJob, *, lossy: bool, changes_precision: bool) -> _Watches:
-        """Return the recorders of everything that can be compared, and the reasons for the rest."""
+        """Return the recorders of everything that can be compared, and the reasons why the rest cannot be compared."""
         protocol = self.reference.protocol
         no_replay = self.reference.why_no_rule or why_not_replayed(job)
         no_gradients = "the reference has no gradients to compare with" if self._gradients is None else None
@@ -199,7 +199,7 @@ class Judge:
         return averaged(curve, self._coordinator), update
 
     def _count_as_repetition(self, curve: Curve, update: dict[str, torch.Tensor]) -> None:
-        """Widen the reference's tolerance to another run of the same settings, if that deviates more."""
+        """Widen the reference's tolerance if another run of the same settings deviates more."""
         if self.reference.protocol.num_draws:
             curve = msgspec.structs.replace(curve, curve_losses=())  # other masks than the reference's
         seen = deviations(curve, update, self.reference.curve, self._update)
@@ -214,7 +214,7 @@ class Judge:
         return [check_update((reference.rule, *reference.further_rules), watch, job), *between]
 
     def _have_right_updates(self, checks: Sequence[GuardCheck]) -> bool:
-        """Say whether only correct updates can have moved the candidate's weights away from the reference's."""
+        """Say whether the candidate's weights can differ from the reference's only as a result of correct updates."""
         are_moved = self.reference.moves is not None and bool(self.reference.moves.ever)
         return bool(checks) and not are_moved and all(check.observed <= check.tolerance for check in checks)
 
@@ -230,8 +230,8 @@ class Judge:
         return [check_masks(scatter, watch, before.residuals, device)]
 
     def _changes_precision(self, choices: Mapping[str, Choice], unit_roundoff: float) -> bool:
-        """Say whether a twin adds information: if candidate and reference compute in FP32, FP32 gradients were already
-        compared.
+        """Say whether a twin (the same training in FP32) adds information: if candidate and reference both compute in
+        FP32, their gradients in FP32 were already compared.
         """
         in_fp32 = is_in_fp32(choices) and is_in_fp32(self.reference.choices)
         return not in_fp32 or unit_roundoff > FP32_ROUNDOFF  # by TF32
@@ -239,8 +239,8 @@ class Judge:
     def _audited_twin(
         self, job: TrainingJob, choices: Mapping[str, Choice], batches: Sequence[Any]
     ) -> tuple[GradientWatch | None, str]:
-        """Audit the twin. Return None and the reason if there is no twin, or if other settings need the candidate's
-        precision.
+        """Audit the twin (the candidate's training in FP32). Return None and the reason if there is no twin, or if one
+        of the candidate's other settings requires the candidate's own precision.
         """
         rank, num_ranks = self._coordinator.rank, self._coordinator.num_ranks
         if not has_twin(job.device, num_ranks):
@@ -255,4 +255,4 @@ class Judge:
         except (MemoryError, RuntimeError) as error:
             if num_ranks > 1 or not is_out_of_memory(error):
                 raise  # the other ranks wait for this one
-            return None, "memory is too small for a second training next to the candidate"
+            return None, "there is not enough memory for a second training next to the candidate's"

@@ -110,8 +110,8 @@ def run_audits(
     restart: Callable[[], None],
     watch: GradientWatch | None,
 ) -> None:
-    """Run steps that each begin from the initial parameters. Their batches follow the batches of the pointwise part and
-    the curve, whatever the length of the horizon.
+    """Run the audits: steps that each begin from the initial parameters. Their batches come after those of the
+    pointwise part and the curve, whatever the length of the horizon.
     """
     import torch
 
@@ -138,7 +138,7 @@ class Watch(Interface):
         ...
 
     def on_gradients(self) -> None:
-        """Act between unscaling and clipping."""
+        """Act between unscaling and clipping of the gradients."""
         ...
 
     def on_repeat(self) -> None:
@@ -167,7 +167,7 @@ class WatchedSteps:
 
     def step(self, batch: Any, watches: Sequence[Watch]) -> None:
         """Run one update. Repeat a step that the loss scaler skips, on the same batch and from the same buffers, so
-        that curves stay aligned and statistics include it once.
+        that loss curves stay aligned and running statistics include the batch only once.
         """
         import torch
 

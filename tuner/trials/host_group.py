@@ -272,7 +272,7 @@ class HostGroup:
 
     @contextlib.contextmanager
     def closed_with_reason(self) -> Iterator[None]:
-        """Tell the hosts, at the end of the block, that the study has ended, and the reason if it failed."""
+        """Tell the hosts, when the context ends, that the study has ended, and the reason if it failed."""
         reason = "it was interrupted"
         try:
             yield
@@ -378,7 +378,7 @@ class HostGroup:
 
 
 class SpreadServer:
-    """Connection to the servers of all hosts, with the interface of a connection to one.
+    """Connection to the trial servers of all hosts, with the same interface as a connection to a single server.
 
     Attributes:
         ended: Reason for which it counts as ended, unless the local server has ended.
@@ -407,7 +407,7 @@ class SpreadServer:
         return self._local.fileno()
 
     def send(self, message: Any) -> None:
-        """Send a message to the servers that need it: rank 0 and jobs of one rank are on this host.
+        """Send a message to the servers that need it. Rank 0 and the jobs with a single rank are on this host.
 
         Raises:
             RunnerError: A server or a host is gone.

@@ -35,8 +35,8 @@ MAX_FIRST_BYTES = 64 << 10
 CHUNK_BYTES = 4 << 20
 HANDSHAKE_S = 10.0
 NO_PROGRESS_S = 150.0
-"""Maximum seconds without a byte accepted, or an answer; then the other end is taken to be gone. An agent that starts a
-trial server reads nothing for up to 120 s.
+"""Maximum time, in seconds, that the other end may take to accept a byte or to send an answer; after that, it is
+assumed to be gone. An agent that starts a trial server reads nothing for up to 120 s.
 """
 _IDLE_S, _INTERVAL_S, _PROBES = 5, 5, 3
 _HEADER = struct.Struct("<I32s")
@@ -69,7 +69,7 @@ class Open(_Message):
 
 
 class Put(_Message):
-    """Message with a part of one of the study's files, or the removal of a file."""
+    """Message that carries a part of one of the study's files, or tells the receiver to remove a file."""
 
     path: str
     data: bytes = b""
@@ -308,8 +308,8 @@ def _mac(key: bytes, number: int, body: bytes) -> bytes:
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Configure the kernel to detect a silent host within `NO_PROGRESS_S`. If the last option is supported, it
-    decides.
+    """Configure the kernel to detect a silent host within `NO_PROGRESS_S`. TCP_USER_TIMEOUT, where supported, overrides
+    the keep-alive settings.
     """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

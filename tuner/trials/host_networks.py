@@ -20,7 +20,8 @@ _LOOPBACK = "lo"
 
 
 def enter_host_network(rank: int, num_ranks: int) -> None:
-    """Move this thread, and threads that it starts, into the network of its rank's host; do nothing if hosts have none.
+    """Move this thread, and threads that it starts later, into the network of its rank's host; do nothing if hosts have
+    no networks of their own.
 
     Raises:
         PlatformError: The network cannot be entered, or does not have exactly one interface.

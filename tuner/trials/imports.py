@@ -20,8 +20,8 @@ MAX_MODULES = 10_000
 
 
 def imported_since(known: set[str], workload: str) -> list[str]:
-    """Return the names of the modules imported after `known` was recorded, in order, without the workload's own; empty
-    once torch has initialised a device.
+    """Return the names of the modules imported after `known` was recorded, in import order, except the workload's own
+    modules. Return no names once torch has initialised a device.
 
     Args:
         known: Earlier names in `sys.modules`.

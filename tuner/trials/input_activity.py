@@ -19,7 +19,7 @@ from steptune.tuner.records import InputActivity
 
 
 class InputMeter:
-    """Meter, for one window, of the processes that make a loader's batches.
+    """Meter that measures, over one window, the activity of the processes that make a loader's batches.
 
     Args:
         iterator: Iterator of the loader. Its workers make the batches; without workers, the calling thread does, in
@@ -34,7 +34,7 @@ class InputMeter:
         self._before = self._read()
 
     def next(self, draw: Any) -> Any:
-        """Draw a batch and add its duration."""
+        """Draw a batch, and add the wall time and the CPU time of the draw to the window's sums."""
         start, cpu = time.perf_counter_ns(), time.thread_time_ns()
         batch = draw()
         self._next_cpu_ns += time.thread_time_ns() - cpu

@@ -257,14 +257,14 @@ def _checked_current(workload: Workload) -> dict[str, Choice]:
     if method in FEEDS_BACK:
         raise WorkloadRejectedError(
             f"{type(workload).__name__}.current compresses gradients by {method}, so its steps cannot be compared "
-            "with those of a training that reduces whole gradients: remove it from current, and try it with "
-            "--allow lossy"
+            "with those of a training that reduces whole gradients: remove gradient_compression from current, "
+            "and let the search try it with --allow lossy"
         )
     if current.get(LocalSgdSetting.strategy, {}).get("every", 1) != 1:
         raise WorkloadRejectedError(
             f"{type(workload).__name__}.current lets ranks step independently (local_sgd), so its steps cannot be "
-            "compared with those of a training that reduces gradients in every step: remove it from current, and "
-            "try it with --allow recipe"
+            "compared with those of a training that reduces gradients in every step: remove local_sgd from "
+            "current, and let the search try it with --allow recipe"
         )
     return current
 

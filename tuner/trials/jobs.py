@@ -85,7 +85,7 @@ class Job:
     killed: bool = False
 
     def enter(self, phase: Phase) -> None:
-        """End the time of the current phase and begin the next phase; a waiting job keeps waiting."""
+        """Stop the clock of the current phase and begin the next one. A job that waits for a command keeps waiting."""
         active = self.active_since_s is not None
         self.pause()
         self.phase = phase
@@ -291,8 +291,8 @@ class JobBoard:
             return None
 
     def _exited(self, job: Job, message: RankExited) -> None:
-        """Record the exit of a rank. If the rank ended without a report, its exit is why the other ranks' connections
-        broke.
+        """Record the exit of a rank. If the rank ended without a report, its exit is taken as the cause of the other
+        ranks' broken connections.
         """
         if message.violation:
             self._fail(job, _not_understood(job.phase, message.rank, message.violation))
@@ -311,8 +311,8 @@ class JobBoard:
 
     @staticmethod
     def _fail(job: Job, failure: Failure, *, consequence: bool = False) -> None:
-        """Record a failure as the job's. The first one is the cause, unless it may follow from one that is reported
-        later.
+        """Record the failure of a job. The first reported failure is kept, unless it may be the consequence of one that
+        is reported later.
         """
         if job.failure is None or (job.consequence and not consequence):
             job.failure, job.consequence = failure, consequence

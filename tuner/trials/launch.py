@@ -107,7 +107,7 @@ def find_launch(variables: Mapping[str, str] = os.environ) -> Launch | None:
         raise PlatformError(
             f"rank {rank} of {num_ranks} is number {local_rank} of {per_host} on host {host}, but ranks must be "
             "numbered host by host, with the same number of ranks on every host: give every host the same "
-            "--nproc-per-node (under srun --ntasks-per-node and --distribution=block)"
+            "--nproc-per-node (under srun: --ntasks-per-node and --distribution=block)"
         )
     return Launch(
         rank=rank,
@@ -186,7 +186,9 @@ def wait_for_first(launch: Launch) -> None:
 
 
 def _first_of_host(launch: Launch) -> psutil.Process | None:
-    """Return the first rank of this host, which the same parent started; None if it is gone or not visible."""
+    """Return the process of this host's first rank, which has the same parent as this process; None if it is gone or
+    not visible.
+    """
     deadline = time.monotonic() + SIBLING_S
     parent = psutil.Process().parent()
     while parent is not None and time.monotonic() < deadline:

@@ -53,12 +53,12 @@ class LinkProbe:
         self._num_ranks = len(groups[0])
 
     def timings(self, seconds: float) -> list[CollectiveTiming]:
-        """Measure the timings of all collectives by size, in about `seconds`; every rank returns the same list."""
+        """Time all collectives at each message size, in about `seconds`; every rank returns the same list."""
         share_s = seconds / len(COLLECTIVES)
         return [timing for collective in COLLECTIVES for timing in self._by_size(collective, share_s)]
 
     def timing(self, collective: str, size_bytes: int) -> CollectiveTiming:
-        """Measure the timing of one collective and size with the minimum number of repeats."""
+        """Time one collective at one message size, with the minimum number of repeats."""
         return self._timed(collective, size_bytes, seconds=0.0)[0]
 
     def _by_size(self, collective: str, seconds: float) -> list[CollectiveTiming]:
@@ -100,7 +100,7 @@ class LinkProbe:
         return run
 
     def _timed(self, collective: str, size_bytes: int, seconds: float) -> tuple[CollectiveTiming, int]:
-        """Measure the timing of one size, and the nanoseconds of the fastest repeat.
+        """Return the timing of one collective at one message size, and the nanoseconds of the fastest repeat.
 
         Args:
             seconds: Time limit for this size; the minimum number of repeats is always made.
@@ -121,7 +121,7 @@ class LinkProbe:
         return timing, fastest_ns
 
     def _of_groups(self, durations_ns: Sequence[int]) -> tuple[int, int]:
-        """Return the median and the minimum over repeats; all ranks get the same."""
+        """Return the median and the minimum duration over repeats, the same on all ranks."""
         rows = self._coordinator.gather(list(durations_ns))
         median_ns, fastest_ns = self._coordinator.agree(median_and_least(rows, self._groups) if rows else None)
         return median_ns, fastest_ns
@@ -137,8 +137,8 @@ class LinkProbe:
 
 
 def median_and_least(rows: Sequence[Sequence[int]], groups: Sequence[tuple[int, ...]]) -> tuple[int, int]:
-    """Return the median and the minimum over repeats, each at least 1. In a repeat, a group takes as long as its rank
-    that arrives last, and the slowest group's time is used.
+    """Return the median and the minimum duration over repeats, in nanoseconds (at least 1). The duration of a repeat is
+    the slowest group's; the duration of a group is that of its last rank to arrive.
 
     Args:
         rows: Nanoseconds of each repeat, by rank.

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 NUM_CONTENT_BATCHES = 2
 MAX_ORDER_BATCHES = 2000
 CONVERSION_ROUNDOFFS = 64.0
-"""Maximum deviation of a conversion, in roundings. A conversion takes a few operations, one of which may subtract a
-mean about as large as the value.
+"""Maximum deviation of a conversion, in machine epsilons of the dtype. A conversion takes a few operations, one of
+which may subtract a mean about as large as the value.
 """
 
 
@@ -141,7 +141,7 @@ def _check_content(
         return _content(0, "the dataset uses its own random generators, so only the order of samples could be checked")
     wrong = sum(1 for got, wanted in zip(found, expected, strict=True) if got != wanted)
     if not wrong and units and units != [job.workload.num_units(batch) for batch in plain]:
-        return _content(math.inf, "num_units counts the same batches differently")
+        return _content(math.inf, "num_units returns different counts for the same batches")
     return _content(wrong, f"{wrong} of {len(batches)} batches differ for the same indices and seeds")
 
 
@@ -193,8 +193,8 @@ def _check_bytes(job: TrainingJob, batches: list[list[int]]) -> GuardCheck:
 
 
 def _distance(found: Any, expected: Any) -> float:
-    """Return the largest difference between two batches, in roundings of each tensor's largest value; infinite if types
-    differ.
+    """Return the largest difference between two batches, in machine epsilons relative to each tensor's largest value;
+    infinite if types differ.
     """
     import torch
 

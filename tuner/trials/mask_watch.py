@@ -1,5 +1,5 @@
-"""Recording of module masks in a rank during guarded steps that draw masks: the share set to zero, and the scale of the
-rest.
+"""Recording of module masks (dropout) in a rank during guarded steps that draw masks: the share of elements set to
+zero, and the scale of the rest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SAMPLED_ELEMENTS = 4096
 """Maximum number of evenly spaced elements sampled from each output."""
 FEW = 0.01
-"""Maximum share of elements that may differ in scale, because a 16-bit dtype hardly resolves small numbers."""
+"""Maximum share of elements whose scale may differ, because a 16-bit dtype hardly resolves small numbers."""
 
 
 def why_not_counted(job: TrainingJob) -> str | None:
@@ -42,7 +42,7 @@ class MaskWatch:
 
     @property
     def modules(self) -> dict[str, ModuleMasks]:
-        """Masks by the name of the module."""
+        """Masks, keyed by module name."""
         return {
             name: ModuleMasks(rates=tuple(rates), scale=_middle(self._scales.get(name, [])), count=self._counts[name])
             for name, rates in self._rates.items()
@@ -50,7 +50,7 @@ class MaskWatch:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Record one draw, whatever its number of micro-batches."""
+        """Record one draw of masks, whatever its number of micro-batches."""
         from steptune.tuner.trials.called_dropout import CalledDropout
 
         self._draw = {}
@@ -77,7 +77,7 @@ class MaskWatch:
         """Do nothing: masks are seen in the forward pass."""
 
     def on_repeat(self) -> None:
-        """Do nothing: in a skipped attempt, masks are drawn like all others."""
+        """Do nothing: a skipped attempt draws masks like any other attempt, so they are recorded too."""
 
     def _hook(self, name: str) -> Any:
         return _not_compiled(lambda module, arguments, output: self._look(name, arguments, output))
@@ -120,7 +120,7 @@ def _sampled(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _scale(ratios: torch.Tensor) -> float:
-    """Return the common factor of all elements; NaN where factors differ."""
+    """Return the factor by which all elements are scaled; NaN if their factors differ."""
     scale = ratios.median()
     other = ((ratios - scale).abs() > SCALE_LIMIT * scale.abs()).float().mean()
     return math.nan if float(other) > FEW else float(scale)

@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 RESTART_EPOCHS = 2
 MAX_COMPUTING_S = 1.0
-"""Maximum pause, in seconds, before the end of an epoch is timed. The pause stands for the computation of the epoch's
-steps.
+"""Maximum pause, in seconds, before the change to the next epoch is timed. The pause simulates the computation of the
+epoch's steps.
 """
 QUEUES_PER_WINDOW = 3
 AHEAD_SHARE = 0.75
-"""Minimum fill of the loader's queue, as a share, at which the loader is taken to be ahead of the model."""
+"""Share of the loader's queue that must be filled for the loader to count as ahead of the model."""
 
 
 class Stepper:
@@ -144,8 +144,8 @@ def take_window(
 
 
 def _num_steps(stepper: Stepper, least: int) -> int:
-    """Return the number of steps in a window: whole rounds, and several times the loader's queue unless the queue is
-    full.
+    """Return the number of steps in a window: at least `least`, rounded up to whole rounds. If the loader's queue is
+    not nearly full, return at least several times its capacity.
     """
     capacity = stepper.job.plan.loader.capacity
     if ready_batches(stepper.iterator) < AHEAD_SHARE * capacity:
@@ -177,7 +177,7 @@ class _TimedSteps:
 
 
 def _time_steps(stepper: Stepper, num_steps: int, watch: DeviceWatch) -> _TimedSteps:
-    """Time the steps of a window. The machine and the device are read before and after the timed stretch."""
+    """Time the steps of a window. The states of the machine and the device are read before and after the steps."""
     workload = stepper.job.workload
     num_samples = num_units = 0.0
     ticks = np.empty(num_steps + 1, dtype=np.int64)

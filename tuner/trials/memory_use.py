@@ -47,7 +47,9 @@ class Taker:
 
 
 def processes_of(roots: Collection[int], uid: int | None) -> set[int]:
-    """Return the ids of a user's processes, of the root processes, and of all descendants of these roots."""
+    """Return the ids of the processes `roots` and all of their descendants, and of all processes of the user `uid`, if
+    given.
+    """
     children: dict[int, list[int]] = {}
     found: set[int] = set()
     for entry in os.scandir("/proc"):
@@ -75,7 +77,8 @@ def memory_of(
     as_user: Sequence[str] = (),
     python: str = sys.executable,
 ) -> int:
-    """Return the bytes that processes take together: an upper bound if this is within the limit, else the exact number.
+    """Return the bytes that processes use together: an upper bound if the bound is within the limit, else the exact
+    number.
 
     Args:
         in_memory: Further files in memory that belong to the processes, with their bytes.
@@ -118,7 +121,9 @@ def _exactly(pids: Sequence[int], in_memory: dict[File, int], most: int, buffers
 def _seen_by_user(
     as_user: Sequence[str], python: str, pids: Sequence[int], in_memory: dict[File, int], most: int, buffers_bytes: int
 ) -> int:
-    """Run this file as the user of the processes; return the upper bound `most` if that user disturbs it."""
+    """Measure the memory by running this file as the user of the processes; return the upper bound `most` if that user
+    disturbs the run.
+    """
     from steptune.tuner.trials.as_user import DisturbedError, run_as
 
     question = json.dumps([pids, [[*file, size] for file, size in in_memory.items()], most, buffers_bytes])
@@ -163,7 +168,7 @@ def _state(pid: int) -> str:
 
 
 def _hidden(pids: Collection[int]) -> bool:
-    """Return True where processes of our own user cannot be read, or files sent between them stay in transit.
+    """Say whether processes of our own user stay unreadable, or files sent between them stay in transit.
 
     Either state is normal for a moment; a longer one is deliberate.
     """
@@ -179,7 +184,7 @@ def _closed(pids: Iterable[int]) -> set[int]:
 
 
 def _passing(pids: Iterable[int]) -> set[int]:
-    """Return the sockets (inodes) with descriptors in transit, which no process has open."""
+    """Return the inodes of sockets that hold descriptors in transit: sent, but not yet received by any process."""
     found = set()
     for pid, descriptor, status in _open_files(pids):
         if stat.S_ISSOCK(status.st_mode) and status.st_ino not in found:
@@ -236,7 +241,9 @@ def _user_of(pid: int) -> int | None:
 
 
 def _share_of(pid: int, rough: dict[str, int], files: Collection[File], private: Collection[tuple[int, int]]) -> int:
-    """Return the memory of a process without these memory files; all resident memory if details cannot be read."""
+    """Return the memory of a process, excluding the given memory files and memory file systems; if details cannot be
+    read, return all of its resident memory.
+    """
     try:
         shares = _fields(f"/proc/{pid}/smaps_rollup", ("Pss_Anon", "Pss_Shmem"))
         counted = 0

@@ -37,8 +37,8 @@ class ModelLook:
     fits: bool
     host_read: str
     host_read_beside_masks: str
-    """First operator for which the host waits, other than those that compute an attention mask; as in
-    `WorkloadFacts`.
+    """First operator for whose result the host waits, leaving out operators that compute an attention mask; empty
+    without one.
     """
     samples: float
     peak_bytes: int
@@ -60,7 +60,7 @@ def look_at_model(job: TrainingJob, batch: Any) -> ModelLook:
             if not is_out_of_memory(error) or pieces >= length or job.workload.has_custom_step:
                 raise
             job.optimizer.zero_grad(set_to_none=True)
-    raise AssertionError("the last piece either ran or raised")
+    raise AssertionError("the smallest micro-batch must have run or raised")
 
 
 def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
@@ -82,7 +82,7 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
 
 @dataclass(frozen=True, kw_only=True)
 class _TriedStep:
-    """Forward and backward pass, with its observers."""
+    """Results and observers of one forward and backward pass."""
 
     loss: float
     step_ns: int
@@ -138,7 +138,9 @@ def _num_unused_parameters(model: Any) -> int:
     parameters = [p for p in model.parameters() if p.requires_grad]
     num_unused = sum(p.grad is None for p in parameters)
     if num_unused == len(parameters):
-        raise WorkloadRejectedError("the loss does not depend on any parameter of the model: no gradient reaches them")
+        raise WorkloadRejectedError(
+            "the loss does not depend on any parameter of the model: no parameter receives a gradient"
+        )
     return num_unused
 
 
@@ -201,8 +203,8 @@ _Buffers = dict[tuple[int, str], tuple[Any, int]]
 
 
 def _buffers(blocks: Sequence[Any]) -> _Buffers:
-    """Return the buffers of blocks by number and name, with their versions, but without the statistics of torch's
-    norms.
+    """Return the buffers of all blocks with their versions, keyed by block number and buffer name. The statistics of
+    torch's norms are left out.
     """
     import torch
 
@@ -226,8 +228,8 @@ def _changed(before: _Buffers, after: _Buffers) -> str:
 
 
 def _chain_refusal(job: TrainingJob, blocks: list[Any], batch: Any) -> str:
-    """Return the reason why the blocks cannot be pipeline stages; empty if they can. It is tested on one sample if a
-    batch can be split.
+    """Return the reason why the blocks cannot be pipeline stages; empty if they can. If the batch can be split, the
+    test uses a single sample.
     """
     if len(blocks) < 2 or job.workload.has_custom_step:
         return ""
@@ -239,7 +241,7 @@ def _chain_refusal(job: TrainingJob, blocks: list[Any], batch: Any) -> str:
 
 
 def _shard_units(job: TrainingJob) -> dict[str, UnitFacts]:
-    """Return the sizes of all units that this study may gather as a whole."""
+    """Return the sizes of the largest FSDP unit and of the root, for each way of wrapping that this study may use."""
     from steptune.tuner.strategies.sharding.strategy import SIZES, unit_key
 
     current = job.workload.current.get(ShardingSetting.strategy, {}).get("min_num_params")
@@ -252,7 +254,8 @@ def _shard_units(job: TrainingJob) -> dict[str, UnitFacts]:
 
 
 class _UnalignedProducts:
-    """Counter of linear layers' matmuls that padding to a multiple of 8, or further to one of 64, would change.
+    """Counter of the matmuls that would change if linear layers were padded to multiples of 8, or further to multiples
+    of 64.
 
     Attributes:
         layers: Number of these layers, by multiple.
@@ -332,7 +335,9 @@ def _randomness(job: TrainingJob, batch: Any) -> str:
 
 
 def _repeats(job: TrainingJob, batch: Any) -> bool:
-    """Say whether the loss is the same for two seeds, or for one seed where the model itself draws nothing."""
+    """Say whether the loss is repeatable: the same for two seeds or, if the model itself draws no random numbers, the
+    same for one seed.
+    """
     import torch
 
     def loss_of(seed: int) -> Any:
@@ -410,7 +415,9 @@ class _AttentionSeen:
 
 
 def look_at_optimizer(job: TrainingJob) -> OptimizerFacts:
-    """Return the implementation that the user's optimizer runs, and all that its class offers."""
+    """Return the implementation that the user's optimizer runs, such as `foreach` or `fused`, and all implementations
+    that its class offers.
+    """
     import inspect
 
     optimizer = job.optimizer

@@ -1,4 +1,5 @@
-"""Norms that compute in another memory layout in disturbed runs, as `scripts/agent/other_layout.py` does it.
+"""Normalisation layers that compute in another memory layout during disturbed runs, as in
+`scripts/agent/other_layout.py`.
 
 On a CPU, kernels for one layout add up statistics in FP64 and those for another in FP32, one value after another. Over
 65,000 values that rounds a hundred times as much as a disturbed output shows, and in all values of a channel alike.
@@ -19,8 +20,8 @@ Hook = Callable[..., Any]
 
 
 def put_in_other_layout(part: torch.nn.Module, prepared: Callable[[Hook], Hook]) -> Callable[[], None]:
-    """Let a norm with statistics over positions compute in the layout that it does not have; return a function that
-    undoes this. Other modules stay as they are.
+    """Make a batch or group normalisation compute in the opposite memory layout (channels last instead of contiguous,
+    or the reverse); return a function that undoes this. Leave other modules unchanged.
 
     Args:
         prepared: Function that makes a hook fit for compiled modules.
@@ -48,7 +49,7 @@ def put_in_other_layout(part: torch.nn.Module, prepared: Callable[[Hook], Hook])
 
 
 def _layouts(value: Any) -> tuple[torch.memory_format, torch.memory_format] | None:
-    """Return the layout that a value does not have, and its own; None where nothing is to change."""
+    """Return the layout to which a value is converted, and its own layout; None if it is not converted."""
     is_tensor = isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.dim() in LAYOUTS
     if not is_tensor:
         return None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from steptune.tuner.training.job import TrainingJob
 
 MOST_ELEMENTS = 2**26
-"""Maximum number of elements of a recomputed module's parameters, inputs and outputs: 256 MiB in FP32."""
+"""Maximum number of elements in a recomputed module's state, inputs and outputs together: 256 MiB in FP32."""
 
 
 class OutputWatch:
@@ -31,7 +31,7 @@ class OutputWatch:
         self._given: dict[str, tuple[list[int], list[torch.Tensor]]] = {}
         self._is_looking = False
         self.outputs: dict[str, ModuleOutput | None] = {}
-        """Deviation of the output by name of the module; None if the output could not be recomputed."""
+        """Deviations of the outputs, keyed by module name; None for an output that could not be recomputed."""
         self._was_done = False
 
     @contextmanager
@@ -86,8 +86,8 @@ def _not_compiled(look: Any) -> Any:
 
 
 def _held_to_fp32(name: str, module: Any, arguments: Any, named: Any, found: torch.Tensor) -> ModuleOutput | None:
-    """Compare an output with two FP32 ones: from the exact inputs, and from inputs rounded to the output's dtype as
-    under autocast. Return the smaller deviation.
+    """Compare an output with two recomputed in FP32: one from the exact inputs, and one from inputs rounded to the
+    output's dtype as under autocast. Return the smaller deviation.
     """
     import torch
 
@@ -152,8 +152,8 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _is_other(value: Any) -> bool:
-    """Say whether a value is a leaf: all but lists, tuples and plain dicts, because other containers cannot be
-    rebuilt.
+    """Say whether a value is treated as a leaf: anything but a list, a tuple or a plain dict, because other containers
+    cannot be rebuilt.
     """
     return not isinstance(value, list | tuple) and type(value) is not dict
 

@@ -125,7 +125,8 @@ def kill_all_others() -> None:
 
 @contextlib.contextmanager
 def others_stopped(*, shares_user: bool) -> Iterator[None]:
-    """Stop, in one system call, all processes to which this one may send a signal; the survivors continue afterwards.
+    """Stop, in one system call, all processes to which this one may send a signal; let the survivors continue when the
+    context ends.
 
     Call this only where none of them belongs to others, as for `kill_all_others`. The kernel shares cores between
     sessions before it shares them between processes: beside 250 sessions that fork without end, this process gets a

@@ -18,7 +18,7 @@ from steptune.tuner.trials.messages import Channel, Failed, TaskDone, encode
 
 
 class DescribeRequest(Record):
-    """Request for the environment. An empty device lets torch choose."""
+    """Request of the parent for a description of the environment. An empty device lets torch choose."""
 
     study_directory: str
     device: str = ""

@@ -93,15 +93,16 @@ class ReferenceRequest(Record):
     bias_corrections: bool = False
     """True if candidates may compute the update's bias corrections in FP32."""
     eager: bool = False
-    """True if nothing is compiled. Compilation rounds differently, which the tolerances of candidates cover, and
-    disturbed runs would compile the model again each time.
+    """True to run the reference uncompiled: the tolerances of candidates cover the different rounding of compiled code,
+    and disturbed runs would otherwise compile the model again each time.
     """
     memory_limit_bytes: int | None = None
     environment_variables: dict[str, str] = {}  # noqa: RUF012 (a struct copies its defaults)
     own_roundoff: float = 0.0
-    """Unit roundoff of the arithmetic of `choices`."""
+    """Unit roundoff of the arithmetic of the reference's own configuration (`choices`)."""
     twin_s: float | None = None
-    """Maximum seconds for all runs of the reference's twin together, or None without a limit."""
+    """Maximum seconds for all runs of the reference's twin (the same training in FP32) together; None without a limit.
+    """
     run_id: str = ""
     """Name of the rendezvous folder of this run's ranks, if there are several; unique to the run."""
 
@@ -219,8 +220,8 @@ def _scatter(first: _Run, seeds: Sequence[_Run]) -> Scatter | None:
 
 
 def draws_masks(num_ranks: int) -> bool:
-    """Say whether masks are drawn in steps from the initial parameters. Only with one rank can a candidate be reset to
-    these.
+    """Say whether masks are drawn in steps that each begin from the initial parameters. This requires a single rank:
+    with several, a candidate cannot be reset to these parameters.
     """
     return num_ranks == 1
 
@@ -269,7 +270,7 @@ def _build(
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """Curve, first update and gradients of one run.
+    """Loss curve, first update and gradients of one run.
 
     Attributes:
         update: First update, sampled.
@@ -326,7 +327,7 @@ class _Runs:
         audits: bool = True,
         draws: bool = False,
     ) -> _Run:
-        """Run the protocol once, and over the horizon as well if `horizon_seed` is given."""
+        """Run the protocol once, with the longer horizon only if `horizon_seed` is given."""
         protocol = self._request.protocol
         seed = protocol.seed if seed is None else seed
         if update_watch is None and self._watches_updates:
@@ -365,7 +366,7 @@ class _Runs:
         return _Run(curve=curve, update=update, gradients=gradient_watch, masked=mask_watch, rates=rates)
 
     def disturbed(self) -> dict[float, list[_Run]]:
-        """Run the protocol disturbed by each unit roundoff, several times."""
+        """Run the protocol several times for each unit roundoff, with disturbances of that size."""
         return {
             roundoff: [
                 self.run(roundoff=roundoff, disturbance=number)
@@ -386,7 +387,9 @@ class _Runs:
             return widest([self.run().deviations_from(first)])
 
     def over_seeds(self, first: _Run) -> list[_Run]:
-        """Run the curve part with several seeds; return no runs for a model without randomness."""
+        """Return runs with several seeds for the curve part of the protocol; return none for a model without
+        randomness.
+        """
         if not self._request.protocol.num_curve:
             return []
         seed = self._request.protocol.seed
@@ -405,8 +408,9 @@ class _Runs:
         return is_in_fp32(self._request.choices) and self._request.own_roundoff <= FP32_ROUNDOFF
 
     def in_fp32(self) -> Compared | None:
-        """Return the gradients that the reference's twin has in the audits. Return None if there is no twin or none is
-        needed, if the memory beside the reference is too small for it, or if its runs would exceed their time limit.
+        """Return the audited gradients of the reference's twin (the same training in FP32). Return None if there is no
+        twin or none is needed, if there is too little memory for both, or if the twin's runs would exceed their time
+        limit.
         """
         num_ranks = self._coordinator.num_ranks
         if self.are_in_fp32 or not has_twin(self._job.device, num_ranks):
@@ -419,8 +423,8 @@ class _Runs:
             return None
 
     def _audits_of_twin(self) -> Compared | None:
-        """Audit the twin, repeat the audit, and repeat it with disturbances; return None if that would exceed the time
-        limit.
+        """Audit the reference's twin (the same training in FP32) several times, without and with disturbances; return
+        None if that would exceed the time limit.
         """
         protocol = self._request.protocol
 

@@ -58,12 +58,14 @@ MEMORY_MARGIN = 0.10
 """Share of the free memory that trials must leave free."""
 TASK_DEADLINE_S = 900.0
 MAX_RENEWALS = 10
-"""Maximum number of deadlines that a task may take, because user code could report progress without end."""
+"""Time, as a multiple of a task's deadline, during which progress reports restart the deadline. It is limited because
+user code could report progress without end.
+"""
 
 
 @dataclass
 class _Task:
-    """Job that is not a trial, its last activity, and its answer once it has one."""
+    """Job other than a trial, with its last activity, and its answer once it has one."""
 
     entry: str
     job: Job
@@ -73,7 +75,7 @@ class _Task:
 
 @dataclass
 class _Beside:
-    """Task that makes the guard's reference while the next group starts."""
+    """Task that runs the guard's reference while the next group of trials starts."""
 
     request: ReferenceRequest
     task: _Task
@@ -86,7 +88,7 @@ class _Beside:
 
 
 class LocalRunner:
-    """`TrialRunner` of processes on this machine.
+    """`TrialRunner` that runs trials as processes on this machine.
 
     Args:
         workload: Reference of the workload (an absolute path for a file).
@@ -244,7 +246,9 @@ class LocalRunner:
             ) from None
 
     def task(self, entry: str, request: Any) -> bytes:
-        """Run an entry other than a trial ("train") on the study's ranks and return its answer (MessagePack)."""
+        """Run an entry that is not a trial (such as "train") on the study's ranks, and return its answer in
+        MessagePack.
+        """
         return self._task(entry, request, num_ranks=self._num_ranks)
 
     def _task(self, entry: str, request: Any, variables: Mapping[str, str] | None = None, num_ranks: int = 1) -> bytes:
@@ -361,7 +365,7 @@ class LocalRunner:
         ]
 
     def _run_group(self, run: GroupRun, specs: Sequence[TrialSpec], purposes: Sequence[Purpose], repeats: int) -> None:
-        """Run a group to its end.
+        """Run a group of trials to its end.
 
         Raises:
             RunnerError: Not all trials were started, and the group is not repeated.
@@ -377,8 +381,9 @@ class LocalRunner:
             self._end([*(member.job for member in run.members), *beside])
 
     def _end_beside(self, jobs: Sequence[Job]) -> None:
-        """Wait for the guard's reference that was begun beside a group, because nothing may be measured meanwhile. A
-        reference that takes too long is ended with the group, and is made again when it is needed.
+        """Wait for the guard's reference that was started together with a group of trials, because nothing may be
+        measured while it runs. A reference that takes too long is ended together with the group, and is run again when
+        it is needed.
 
         Args:
             jobs: Jobs of the group, which end with their trial server.
@@ -390,7 +395,7 @@ class LocalRunner:
             self._finish_task(self._beside.task, beside=jobs)
 
     def _end(self, jobs: Sequence[Job]) -> None:
-        """End all jobs of a group, and clean up after them."""
+        """End all jobs of a group of trials, and clean up after them."""
         for job in jobs:
             try:
                 self._board.end(job)
@@ -413,7 +418,8 @@ class LocalRunner:
                 job.failure = Failure(kind=FailureKind.INFRASTRUCTURE, phase=job.phase, message=str(error))
 
     def fits_together(self, peaks_bytes: Sequence[int]) -> bool:
-        """Say whether trials with these peaks (of the rank that uses the most) can run at the same time, with a margin.
+        """Say whether trials with these memory peaks can run at the same time, with a margin. A trial's peak is that of
+        its rank that uses the most memory.
 
         On a CPU, all ranks of all trials share the memory; each device has its own memory, in which every process has a
         context beside its tensors.
@@ -451,7 +457,7 @@ class LocalRunner:
 
 
 def _ended_by_environment(run: GroupRun, repeats: int) -> Failure | None:
-    """Return the failure that requires repeating a group; None if the group is not repeated.
+    """Return the failure because of which a group of trials must be repeated; None if it is not repeated.
 
     If the kernel killed a trial of several for lack of memory, the caller that grouped them may repeat it alone.
     """
@@ -465,7 +471,7 @@ def _ended_by_environment(run: GroupRun, repeats: int) -> Failure | None:
 
 
 def _out_of_memory(run: GroupRun) -> Failure | None:
-    """Return the failure of a trial that ran out of memory while the guard's reference was made beside it, or None."""
+    """Return the failure of a trial that ran out of memory while the guard's reference ran too, or None."""
     for member in run.members:
         failure = member.job.failure
         if failure is not None and failure.kind is FailureKind.OUT_OF_MEMORY:

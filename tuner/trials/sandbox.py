@@ -1,4 +1,4 @@
-"""Sandbox between a trial server and the machine; the caller that makes the runner chooses it."""
+"""Sandbox between a trial server and the machine, chosen by the code that creates the runner."""
 
 from __future__ import annotations
 

@@ -68,7 +68,9 @@ class Scratch:
             (self.path / _headers_of(user or getpass.getuser())).symlink_to(shared)
 
     def give_to(self, uid: int, headers: Path | None) -> None:
-        """Give another user write access to the directory; its precompiled headers are elsewhere."""
+        """Give another user write access to the directory. Replace the links in it to shared precompiled headers by
+        links to that user's headers; if that user has none, only remove the links.
+        """
         os.chown(self.path, uid, uid)
         for link in self.path.glob("torchinductor_*"):
             link.unlink()
@@ -84,14 +86,14 @@ class Scratch:
 
 
 def _headers_of(user: str) -> str:
-    """Return the name that torch gives a user's folder."""
+    """Return the name of the folder that torch makes for a user in the temporary directory."""
     return "torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", user)
 
 
 @contextlib.contextmanager
 def scratch_directory() -> Iterator[Path]:
-    """Provide a temporary directory while active. If its process is killed, the next user of such a directory removes
-    it.
+    """Provide a temporary directory while the context is active. If its process is killed, the next process that makes
+    such a directory removes it.
     """
     scratch = Scratch()
     try:
@@ -102,7 +104,7 @@ def scratch_directory() -> Iterator[Path]:
 
 
 def note_forks(scratch: Path) -> None:
-    """Make all processes forked from now on, and their descendants, first record their ids in the directory."""
+    """From now on, make every forked process and its descendants first record their process ids in the directory."""
     folder = scratch / FORKED
     folder.mkdir()
 
@@ -114,7 +116,7 @@ def note_forks(scratch: Path) -> None:
 
 
 def _remove_segments(folder: Path) -> None:
-    """Remove the shared-memory segments that torch made in recorded processes, once these have ended."""
+    """Remove the shared-memory segments that torch made in the processes recorded in a folder, once they have ended."""
     with contextlib.suppress(OSError):
         makers = {file.name: file.stat().st_uid for file in folder.iterdir()}
         for segment in SHARED_MEMORY.glob("torch_*"):

@@ -63,12 +63,12 @@ TORCH_MODULES = ("torch", "torch._dynamo", "torch.utils.data", "torch.profiler",
 RANK_MODULES = tuple(f"steptune.tuner.trials.{name}" for name in ("inspection", "reference", "trial"))
 """Modules that every rank imports. They in turn import the strategies, including any that other packages provide."""
 COMPILER_MODULES = ("torch._inductor.compile_fx",)
-"""Modules imported while the first job runs, if Triton is present: a rank that compiles would take seconds to import
-them; without Triton it takes less than one.
+"""Modules that the server imports while the first job runs, if Triton is installed, because a rank that compiles would
+take seconds to import them. Without Triton, the import takes less than a second.
 """
 KERNEL_MODULES = ("steptune.kernels.applying",)
-"""Modules imported while the first job runs, if Triton is absent. Where Triton is present, they would import it; there
-each rank imports them itself.
+"""Modules that the server imports while the first job runs, if Triton is not installed. Where Triton is installed, they
+would import Triton too, so each rank imports them itself.
 """
 FAILED_RANK_GRACE_S = 2.0
 
@@ -94,7 +94,7 @@ class _Job:
 
 
 class TrialServer:
-    """Main loop of the server: messages from the parent, and messages and exits of ranks.
+    """Main loop of the server, which handles messages from the parent, messages from ranks, and exits of ranks.
 
     Args:
         alone: Whether every process that this one may send a signal to belongs to its study.
@@ -204,7 +204,7 @@ class TrialServer:
         return pid
 
     def _spawn(self, message: Start, rank: int, ours: socket.socket, theirs: socket.socket) -> int:
-        """Start a rank in a fresh interpreter, where forking with torch loaded is not safe."""
+        """Start a rank in a fresh interpreter, for platforms on which forking with torch loaded is not safe."""
         descriptor = theirs.fileno()
         number, total = message.first_rank + rank, message.total_ranks or message.num_ranks
         numbers = [str(n) for n in (descriptor, number, total, os.getpid())]
@@ -371,14 +371,14 @@ def variables_of_rank(message: Start, number: int) -> dict[str, str]:
 
 
 def rank_modules() -> tuple[str, ...]:
-    """Return Steptune's modules that every rank needs; empty if another package provides strategies, because importing
-    them may initialise a device or start a thread.
+    """Return the modules of Steptune that every rank needs; an empty tuple if another package provides strategies,
+    because importing its strategies may initialise a device or start a thread.
     """
     return () if entry_points(group="steptune.strategies") else RANK_MODULES
 
 
 def preload(modules: Sequence[str]) -> None:
-    """Import modules that ranks will need; a missing or failing one is left for the rank to report."""
+    """Import modules that ranks will need. A module that is missing or fails is left for the rank to report."""
     for name in modules:
         with contextlib.suppress(Exception):
             importlib.import_module(name)

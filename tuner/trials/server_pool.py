@@ -75,7 +75,7 @@ class ServerPool:
         self.board = JobBoard(self._watch, look)
 
     def know_hosts(self) -> None:
-        """Gather the hosts, which are about to be described, and count them as alike."""
+        """Wait for all hosts, and treat them as having the same environment until they are compared."""
         self._gather_hosts()
         self._places = set() if self._hosts is None else set(self._hosts.places)
 

@@ -34,7 +34,9 @@ class StudyFiles:
     directory: Path
 
     def make_folders(self) -> None:
-        """Create the folders that trials write, so that they can be given to the trials' user in advance."""
+        """Create the folders into which trials write, so that these folders can be given to the trials' user in
+        advance.
+        """
         for folder in (self.logs, self.compile_cache, self.compiler_headers):
             folder.mkdir(exist_ok=True)
 
@@ -113,7 +115,7 @@ class StudyFiles:
         return EndlessBatches(load_batches(self.order_file), rank, num_ranks)
 
     def first_indices(self, num_batches: int = MAX_FILLED_BATCHES) -> list[int]:
-        """Return the indices of the samples that windows may use, each once."""
+        """Return the indices of the samples that the timing windows may use, without duplicates."""
         batches = load_batches(self.order_file)[:num_batches]
         return list(dict.fromkeys(index for batch in batches for index in batch))
 
@@ -122,7 +124,7 @@ class StudyFiles:
         save_tensors(self.guard_batches_file, tensors, {"structure": description})
 
     def guard_batches(self, rank: int = 0, num_ranks: int = 1) -> list[Any]:
-        """Return the guard's batches; rank r of n gets its part of each batch."""
+        """Return the guard's batches; with several ranks, the rank's slice of each batch."""
         tensors, metadata = map_tensors(self.guard_batches_file)
         batches: list[Any] = unflatten(tensors, metadata["structure"])
         if num_ranks == 1:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 MOST_CHECKED_BYTES = 4 << 20
 TOLERANCE = 3.0
-"""Maximum factor by which a timing in the check may exceed or fall below the known timing."""
+"""Maximum factor by which a timing in the check may exceed or fall below the timing from an earlier study."""
 SLOWEST_KINDS = ("SYS", "NODE", "PHB", "PXB", "PIX")
 """Kinds of connections between devices, as `nvidia-smi topo -m` names them, slowest first. NVLink ("NV18") is faster
 than all of them.
@@ -108,7 +108,7 @@ def probe_links(request: TopologyRequest, coordinator: Coordinator, device: torc
 
 
 def _scopes(hardware: HardwareProfile) -> dict[str, _Scope]:
-    """Return the links to be timed; if hosts have different numbers of ranks, return only the link of all ranks."""
+    """Return the links to be timed; if hosts have different numbers of ranks, only the link between all ranks."""
     import torch.distributed as dist
 
     hosts = members_of(host_of_ranks())
@@ -148,8 +148,8 @@ def _link_named(topology: Topology, name: str) -> Link:
 
 
 def _is_as_known(probe: LinkProbe, link: Link) -> bool:
-    """Say whether the times of a small and a larger message agree with the known ones; every rank returns the same
-    answer.
+    """Say whether the times of a small and a larger message agree with those that an earlier study measured; every rank
+    returns the same answer.
     """
     reduced = [timing for timing in link.timings if timing.collective == ALL_REDUCE]
     chosen = [reduced[0], *[timing for timing in reduced[1:] if timing.message_bytes <= MOST_CHECKED_BYTES][-1:]]

@@ -60,11 +60,11 @@ from steptune.tuner.workloads.loading import load_workload
 from steptune.tuner.workloads.workload import Workload
 
 WORKER_DEATH_S = 1.0
-"""Maximum seconds between a broken connection to a dying loader worker and the knowledge of its exit status."""
+"""Maximum seconds to wait for the exit status of a loader worker after the connection to it broke."""
 TOP = 10
-"""Number of kernels and of gaps of a profile in the result."""
+"""Maximum number of a profile's kernels, and of its idle gaps, that the trial's result includes."""
 KEPT = 200
-"""Number of kernels and of gaps of a profile in the file for result pages."""
+"""Maximum number of a profile's kernels, and of its idle gaps, that the file for result pages includes."""
 
 
 class UserClock:
@@ -204,8 +204,8 @@ class TrialRun:
         self._require(verdict)
 
     def _verdict(self) -> GuardVerdict:
-        """Run the guard, and leave it uncompiled if that suffices. If this runs out of memory, run the guard compiled
-        in a new job.
+        """Run the guard, uncompiled if that suffices. If the uncompiled guard runs out of memory, run it compiled in a
+        new job.
         """
         from steptune.tuner.trials.failures import is_out_of_memory
 
@@ -261,8 +261,8 @@ class TrialRun:
         )
 
     def _compile_ns(self, warmth: WarmUp) -> int:
-        """Return the time of compilation and recording: the excess of the first steps, which belong to the guard if
-        there is one.
+        """Return the time that compilation and CUDA graph capture take: the excess of the first steps over steady ones.
+        If the guard runs, its steps are the first ones.
         """
         plan = self._job.plan
         if not (plan.block_compilation or plan.whole_compilation or plan.step.captured):
@@ -314,8 +314,8 @@ class TrialRun:
             raise NumericsError(f"the loss became {float(loss):g} during the measurement")
 
     def _measure_restart(self) -> int | None:
-        """Measure the restart of the loader over a short epoch of the fixed order's first batches; None where an epoch
-        has no length.
+        """Measure the time that a restart of the loader takes, with a short epoch of the first batches in the fixed
+        order. Return None for a dataset without a fixed order of batches.
         """
         if self._order is None:
             return None
@@ -402,7 +402,7 @@ def fill_cache(job: TrainingJob, files: StudyFiles) -> None:
 
 
 def loader_worker_init(worker_id: int) -> None:
-    """Make a loader worker end with its rank."""
+    """Make a loader worker end when its rank ends."""
     import os
 
     die_with_parent(os.getppid())

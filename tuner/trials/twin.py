@@ -1,5 +1,5 @@
-"""Twin of a candidate: its settings with FP32 instead of its own precision, so that everything else is compared in
-FP32.
+"""Twin of a candidate: a job with the same settings, but in FP32, so that everything except the precision can be
+compared in FP32.
 
 Under 16 bits a penalty that is missing or a gradient that is 10 % too large may be no larger than rounding. Neither has
 to do with the precision. So a few steps are run once more by a job of the same settings in FP32, whose gradients are
@@ -52,14 +52,15 @@ def is_in_fp32(choices: Mapping[str, Choice]) -> bool:
 
 
 def has_twin(device: torch.device, num_ranks: int) -> bool:
-    """Say whether a second job can be built beside the first, which requires a device on which FP32 was tested."""
+    """Say whether a candidate can have a twin on this device; only devices on which FP32 was tested can have one."""
     return device.type in (TWIN_DEVICES if num_ranks == 1 else TWIN_DEVICES_OF_RANKS)
 
 
 def make_twin(
     job: TrainingJob, choices: Mapping[str, Choice], files: StudyFiles, *, rank: int = 0, num_ranks: int = 1
 ) -> TrainingJob:
-    """Build a job of the same settings in FP32, neither compiled nor recorded; with several ranks, on all of them.
+    """Build a job with the same settings in FP32, without compilation or CUDA graphs. With several ranks, the job runs
+    on all of them.
 
     Raises:
         SteptuneError: Other settings of the candidate need its precision.
@@ -90,8 +91,8 @@ def audit(
     protocol: Protocol,
     disturb: Disturbance | None = None,
 ) -> GradientWatch:
-    """Run a protocol's audits (its first step if it has no audits) from the initial parameters. Disturb the parameters
-    if requested, and add noise to untrained copies of parameters.
+    """Run the audit steps of the guard's protocol, or one step on the first batch if it has none; each begins from the
+    initial parameters. Disturb the parameters if requested, and add noise to untrained copies of parameters.
     """
     import torch
 

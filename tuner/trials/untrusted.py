@@ -17,7 +17,7 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def open_below(root: Path, path: Path) -> BinaryIO:
-    """Open an ordinary file for reading.
+    """Open a regular file below a directory for reading, without following links.
 
     Args:
         root: Directory that user code cannot replace, although it may replace its contents.

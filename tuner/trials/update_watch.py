@@ -22,7 +22,7 @@ SAMPLED_ELEMENTS = 512
 
 
 def why_not_replayed(job: TrainingJob) -> str | None:
-    """Return the reason for which a job's update cannot be replayed; None where it can."""
+    """Return the reason why a job's update cannot be replayed; None if it can."""
     if not job.layout.has_every_value or any(hook.ranks_differ for hook in job.hooks):
         return "a rank holds only a part of the parameters or of the optimizer's state"
     return _why_not_element_wise(job.optimizer)
@@ -63,7 +63,9 @@ class Track:
 
 
 class UpdateWatch:
-    """Recorder of sampled parameters and gradients around every guarded step of a job whose update can be replayed."""
+    """Recorder of sampled parameters and gradients before and after every guarded step of a job whose update can be
+    replayed.
+    """
 
     def __init__(self, job: TrainingJob) -> None:
         self._job = job
@@ -91,7 +93,7 @@ class UpdateWatch:
         self._norm = float(torch.nn.utils.get_total_norm([gradient for _, gradient in named]))  # as a job that clips
 
     def on_repeat(self) -> None:
-        """Do nothing: the gradients of the last attempt count."""
+        """Do nothing: `on_gradients` replaces the recorded gradients in every attempt at the step."""
 
     @property
     def why_no_rule(self) -> str | None:
@@ -112,7 +114,7 @@ class UpdateWatch:
         }
 
     def _hyperparameters(self) -> list[tuple[list[str], dict[str, Any]]]:
-        """Return the names of each group's parameters, and its options at this step."""
+        """Return the parameter names of each parameter group, and the group's options at this step."""
         return [(names, _options(group)) for names, group in self._job.named_groups()]
 
 
@@ -272,8 +274,8 @@ def _states(
 
 
 def sampled(tensor: torch.Tensor) -> torch.Tensor:
-    """Return evenly spaced elements as FP64 on the CPU: the same places for every tensor of this shape, in any
-    layout.
+    """Return evenly spaced elements of a tensor as FP64 on the CPU: the same positions for every tensor of this shape,
+    in any layout.
     """
     import torch
 
@@ -283,21 +285,23 @@ def sampled(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a group that the rule reads."""
+    """Return the options of a parameter group that the update rule reads."""
     options = {key: _plain(value) for key, value in group.items() if key not in ("params", *FLAGS)}
     return {key: value for key, value in options.items() if _is_plain(value)}
 
 
 def _is_plain(value: Any) -> bool:
-    """Say whether an option has a plain value. A user's group may also hold objects that its optimizer does not
-    read.
+    """Say whether the value of an optimizer option is a number, a text, a boolean or None, or a list of these. A user's
+    parameter group may also hold objects that its optimizer does not read.
     """
     items = value if isinstance(value, list) else [value]
     return all(item is None or isinstance(item, bool | int | float | str) for item in items)
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as a plain number for JSON: a recorded update keeps its learning rate in a tensor."""
+    """Return an option's value for JSON, with tensors as plain numbers: an update in a CUDA graph keeps its learning
+    rate in a tensor.
+    """
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
     return value.item() if hasattr(value, "item") else value

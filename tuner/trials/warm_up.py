@@ -32,13 +32,15 @@ class WarmUp:
 
     @property
     def excess_ns(self) -> int:
-        """Excess of the warm-up over as many steady steps: compilation, capture, autotuning, first memory accesses."""
+        """Time by which the warm-up exceeds the same number of steady steps: compilation, capture, autotuning, first
+        memory accesses.
+        """
         return max(0, sum(self.step_ns) - len(self.step_ns) * self.steady_step_ns)
 
 
 def warm_up(stepper: Stepper, coordinator: Coordinator) -> WarmUp:
-    """Run steps until two successive groups of steps compile nothing and take the same time within a tenth, or until a
-    cap, which is reported. End compile workers after the first step without compilation.
+    """Run steps until two successive groups of steps compile nothing and have median step times within a tenth of each
+    other, or until a cap, which is reported. End compile workers after the first step without compilation.
 
     The cap counts from the last compilation, so that a long compilation does not use it up.
     """

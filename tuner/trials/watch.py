@@ -31,7 +31,7 @@ LONGEST_PAUSE_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Quota:
-    """Limits of one study's trials together, and of all studies of one submitter on a machine.
+    """Limits on the resources that all trials of one study, and all studies of one submitter, may use on a machine.
 
     Attributes:
         disk_bytes: Maximum size of all files in the study's directory.
@@ -85,7 +85,9 @@ class Watch:
         """Free bytes and free inodes below each directory when the files were last counted."""
 
     def add(self, directory: Path) -> None:
-        """Include another directory of temporary files in the count; another thread may be counting."""
+        """Include another directory of temporary files in the count of files and bytes; another thread may be
+        counting.
+        """
         self._directories.append(directory)
 
     def count_again(self) -> None:
@@ -118,8 +120,8 @@ class Watch:
         return Failure(kind=FailureKind.OUT_OF_MEMORY, phase=phase, message=message)
 
     def _memory_taken(self, phase: Phase) -> Failure | None:
-        """Return the failure for exceeded memory; processes are read only where the whole machine uses more than the
-        limit.
+        """Return the failure if the trials exceed their memory limit. The memory of processes is read only if the whole
+        machine uses more than the limit.
         """
         allowed, memory = self._quota.memory_bytes, psutil.virtual_memory()
         if memory.total - memory.available <= allowed or time.monotonic() < self._memory_again_s:
@@ -159,8 +161,8 @@ class Watch:
         )
 
     def _disk(self, phase: Phase) -> Failure | None:
-        """Return the failure for exceeded disk space. Files are counted first, and again when free space has fallen by
-        a tenth of the quota.
+        """Return the failure for exceeded disk space, or None. Count files at the first check, and again only after
+        free space or free inodes have fallen by a tenth of the quota.
         """
         free = {directory: _free(directory) for directory in tuple(self._directories)}
         allowed = self._quota.disk_bytes, self._quota.num_files

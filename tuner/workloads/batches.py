@@ -76,7 +76,7 @@ def seed_generators(seed: int) -> None:
 
 
 def part_of_rank(num_samples: int, rank: int, num_ranks: int) -> slice:
-    """Return the slice of a batch that a rank takes: every n-th sample, starting at its own number.
+    """Return the slice of a batch that a rank takes: every n-th sample for n ranks, starting at the rank's number.
 
     Where there are fewer samples than ranks, the remaining ranks take samples a second time, as with torch's
     DistributedSampler: no rank may skip a step in which the others wait for it.
@@ -120,7 +120,9 @@ class EndlessBatches:
         return self._next * self.merged
 
     def first_pool(self) -> tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]:
-        """Return the batches of the first pool, and the batches of the user that contain the same samples."""
+        """Return the first pool's batches, and the user's original batches that contain the same samples. A pool is a
+        group of batches within which samples are rearranged.
+        """
         return self.batches[: self.pool], self.original[: self.pool * self.merged]
 
     @property
@@ -134,7 +136,7 @@ class EndlessBatches:
     def regrouped(
         self, batches: Sequence[Sequence[int]], *, merged: int, pool: int, length: Callable[[int], int]
     ) -> EndlessBatches:
-        """Return a sampler that puts the same samples into other batches."""
+        """Return a sampler that groups the same samples into the given batches."""
         other = EndlessBatches(batches, self._rank, self.num_ranks, merged=merged, pool=pool)
         other.original, other.length = self.original, length
         return other

@@ -22,7 +22,7 @@ from steptune.tuner.errors import WorkloadRejectedError
 from steptune.tuner.user_code import is_users, place_of
 
 SLOW_S = 5.0
-"""Time, in seconds, after which the running statement of a module is reported; imports are exempt."""
+"""Time, in seconds, after which the module-level statement being executed is reported; imports are exempt."""
 SAMPLE_S = 0.5
 WAY_OUT = (
     'Steptune imports the file: move code that should run only as a script under `if __name__ == "__main__":`, '
@@ -108,7 +108,7 @@ def _watched(say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _statement(frame: FrameType) -> str | None:
-    """Return the module's running statement as `file, line 12`; None for an import, which may take long."""
+    """Return the module-level statement being executed, as `file, line 12`; None for an import, which may take long."""
     path = frame.f_code.co_filename
     try:
         body = ast.parse("".join(linecache.getlines(path))).body

@@ -43,7 +43,7 @@ def knobs_of(workload: Workload) -> tuple[KnobFacts, ...]:
         for name, values in declared.items():
             if name in found:
                 raise WorkloadRejectedError(
-                    f"{place} names {name!r}, which knobs also names: remove it from one of the two"
+                    f"{name!r} is declared in both {place} and `knobs`: remove it from one of the two"
                 )
             found[name] = _knob(workload, place, name, values, recipe=recipe)
     return tuple(found.values())
@@ -110,7 +110,7 @@ def _today(workload: Workload, place: str, name: Any) -> Scalar:
 
 
 def _is_plain(value: Any) -> bool:
-    """Say whether a record can hold a value; NumPy's numbers are of other types."""
+    """Say whether a record can hold a value: a bool, an int, a finite float, a string or None, but no NumPy number."""
     return type(value) in (bool, int, str, type(None)) or (type(value) is float and math.isfinite(value))
 
 

@@ -168,11 +168,13 @@ class Workload:
         """Download, decode or generate data into `directory`, once per study."""
 
     def sampler(self, dataset: Any) -> Any:
-        """Return a sampler that yields the indices of one epoch; None shuffles."""
+        """Return a sampler that yields the sample indices of one epoch; None for a random order."""
         return None
 
     def batch_sampler(self, dataset: Any) -> Any:
-        """Return a sampler that yields lists of one epoch's indices; None groups the sampler's by `global_batch`."""
+        """Return a sampler that yields the batches of one epoch as lists of indices; None makes batches of
+        `global_batch` indices from `sampler`.
+        """
         return None
 
     def length(self, dataset: Any, index: int) -> int:
@@ -190,7 +192,7 @@ class Workload:
         """Run once in every loader worker."""
 
     def batch_transform(self, batch: Any) -> Any:
-        """Transform a batch on the device, before the model: normalisation, mix-up, casts."""
+        """Transform a batch on the device before it enters the model: normalisation, mix-up, casts."""
         return batch
 
     def byte_dataset(self, dataset: Any) -> Any:
@@ -243,7 +245,7 @@ def first_length(batch: Any) -> int:
 
 
 def leaves(batch: Any) -> Iterator[Any]:
-    """Yield the leaves of nested mappings and sequences, in order."""
+    """Yield the leaves of nested mappings and sequences, in the order of their iteration."""
     if isinstance(batch, Mapping):
         for value in batch.values():
             yield from leaves(value)

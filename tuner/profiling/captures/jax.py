@@ -31,7 +31,7 @@ _DEVICE = re.compile(r"^/device:(GPU|TPU):(\d+)")
 _STREAM = re.compile(r"^Stream #(\d+)")
 _COPY = re.compile(r"^Memcpy([HDP])(?:to|2)([HDP])$", re.IGNORECASE)
 _LINES = {"XLA Ops": 0, "Async XLA Ops": 1}
-"""Lines of a TPU that hold operations, with the number of the stream for each."""
+"""Names of a TPU's trace lines that hold operations, with the stream number for each."""
 STEPS = "Steps"
 
 
@@ -77,7 +77,7 @@ def _of_one_device(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _named(rows: list[dict[str, Any]], what: str) -> dict[tuple[Any, Any], str]:
-    """Return the names of processes (without a thread) or of threads."""
+    """Return the names of processes or of threads, by process id and thread id (None for a process)."""
     return {
         (row.get("pid"), row.get("tid") if what == "thread_name" else None): str(_args(row).get("name", ""))
         for row in rows

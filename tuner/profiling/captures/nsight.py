@@ -41,7 +41,7 @@ _OPERATOR = re.compile(r"^(aten|c10d|autograd|torch)::")
 _EMITTED = re.compile(r", (seq|op_id|sizes|input_op_ids) = .*$", re.DOTALL)
 """Suffix that `torch.autograd.profiler.emit_nvtx` appends to the name of an operator."""
 _PROCESS = (1 << 24) - 1
-"""Mask for 24 bits: a thread's id has 24 bits of the process, then 24 bits of the thread."""
+"""Mask for 24 bits: a global thread id holds 24 bits for the process, then 24 bits for the thread."""
 NOT_A_NUMBER = -1
 LATEST_NS = 1 << 62
 """Latest supported time, in the year 2116: later ones overflow when added to event times."""
@@ -133,7 +133,7 @@ class _Export:
         return next(iter(found), None)
 
     def _thread(self, number: int | None) -> Thread | None:
-        """Return a thread of the process; None for threads of other processes."""
+        """Return the process and the thread of a global thread id; None for a thread of another process."""
         if number is None:
             return 0, 0
         process = (number >> 24) & _PROCESS

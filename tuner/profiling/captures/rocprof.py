@@ -114,7 +114,7 @@ def _copy_name(direction: str) -> str:
 
 
 def read_rocprof_csv(path: Path) -> Trace:
-    """Read the trace in CSV tables: the table of kernels and those with the same prefix.
+    """Read the trace in CSV tables: the table of kernels, and the tables whose file names begin with the same prefix.
 
     Raises:
         TraceError: A table cannot be read, or there are no steps.

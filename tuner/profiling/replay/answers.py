@@ -43,7 +43,9 @@ MOST_ERROR = 0.05
 MOST_UNEXPLAINED = 0.05
 LEAST_KNOWN = 0.95
 MOST_DIFFERENCE = 0.02
-"""Maximum difference between a wait in the simulated steps and the same wait in all steps, as a share of the step."""
+"""Maximum difference between the mean time of a wait in the simulated steps and its mean time in all steps, as a share
+of the step.
+"""
 SYNCHRONISATION, STALLS, LOADER, INPUT, ALLOCATIONS, COPIES, LAUNCHES, DISPATCH, LATE_RANKS, ROOFLINE, EXTRA = (
     "synchronisation",
     "stalls",
@@ -61,16 +63,18 @@ SYNCHRONISATION, STALLS, LOADER, INPUT, ALLOCATIONS, COPIES, LAUNCHES, DISPATCH,
 cost of launches once stalls and waits are removed.
 """
 HINDRANCES = (STALLS, SYNCHRONISATION, INPUT, ALLOCATIONS)
-"""Causes of waits that hide the cost of the host's launches."""
+"""Causes that make the host wait and so hide the cost of its launches."""
 CAUGHT_UP = (SYNCHRONISATION, STALLS)
 FAR_APART = 0.1
-"""Minimum difference between the lowest and the highest agreeing level of cost for an answer to have an uncertainty."""
+"""Minimum difference between the lowest and the highest level of the profiler's cost that agree with the unprofiled
+step, for an answer to have an uncertainty.
+"""
 NO_LAUNCHES = "the trace has no marked steps with recorded launches"
 Edit = Callable[[Graph], Graph]
 
 
 def replay(graph: Graph, unprofiled_ns: float | None = None, *, workers: bool = False) -> Replay:
-    """Replay one rank's steps without each cause.
+    """Replay one rank's steps: unchanged, and once with each cause removed.
 
     Args:
         unprofiled_ns: Time of a step without the profiler; if None, the profiler's cost is not subtracted.
@@ -79,7 +83,7 @@ def replay(graph: Graph, unprofiled_ns: float | None = None, *, workers: bool = 
     refusal = refused(graph)
     error = abs(step_time_ns(graph, usual_delays=True) / graph.recorded_ns - 1) if not refusal else 1.0
     if not refusal and error > MOST_ERROR:
-        refusal = f"the step time of the replayed, unchanged steps differs from the recorded one by {error:.0%}"
+        refusal = f"the replay of the unchanged steps misses the recorded step time by {error:.0%}"
     if refusal:
         return Replay(recorded_ns=round(graph.recorded_ns), refusal=refusal)
     recorded, found = graph, Levels()
@@ -105,14 +109,16 @@ def replay(graph: Graph, unprofiled_ns: float | None = None, *, workers: bool = 
 
 
 def _unprofiled(graph: Graph, level: float, unprofiled_ns: float | None) -> Graph:
-    """Return the graph without the profiler's cost at a level, at the pace of the unprofiled steps."""
+    """Return the graph as it would be without the profiler: the profiler's cost at the given level is subtracted, and
+    batches come at the pace of the unprofiled steps.
+    """
     graph = at_level(graph, level)
     return with_unprofiled_pace(graph, step_time_ns, unprofiled_ns) if unprofiled_ns else graph
 
 
 def _uncertain(graph: Graph, found: Levels, edits: Mapping[str, Edit], unprofiled_ns: float | None) -> dict[str, float]:
-    """Return the uncertainty: half the difference between the shares saved at the lowest and the highest cost that
-    agree with the unprofiled step.
+    """Return the uncertainty of the share that removing each cause saves: half the difference between its values at the
+    lowest and the highest profiler cost that agree with the unprofiled step.
 
     Only causes from which the host can catch up are covered: their cost depends on the host's pace.
     """
@@ -126,7 +132,7 @@ def _uncertain(graph: Graph, found: Levels, edits: Mapping[str, Edit], unprofile
 
 
 def saved_at(graph: Graph, replay: Replay, unprofiled_ns: float | None, nodes: Ints) -> float:
-    """Return the share of the step that is saved if the host does not wait in the given nodes.
+    """Return the share of the step that is saved if the host does not wait at the given nodes of its chain.
 
     Args:
         replay: Replay of this graph, without a refusal.
@@ -136,8 +142,8 @@ def saved_at(graph: Graph, replay: Replay, unprofiled_ns: float | None, nodes: I
 
 
 def as_replayed(graph: Graph, replay: Replay, unprofiled_ns: float | None) -> Graph:
-    """Return the graph of the steps as a replay timed them: without the profiler's cost, at the pace of the unprofiled
-    steps.
+    """Return the graph of the steps as a replay timed it: without the profiler's cost, and with batches at the pace of
+    the unprofiled steps.
 
     Args:
         replay: Replay of this graph, without a refusal.
@@ -152,15 +158,15 @@ def cost_of(replay: Replay) -> Cost:
 
 
 def saved_share(replay: Replay | None, cause: str) -> float | None:
-    """Return the share of the step saved without a cause; None if the replay is refused, misses the step time, or lacks
-    the cause.
+    """Return the share of the step that removing a cause saves; None if the replay was refused, misses the unprofiled
+    step time, or lacks the cause.
     """
     return None if replay is None or not_replayed(replay, cause) else replay.saved[cause]
 
 
 def saved_range(replay: Replay | None, cause: str) -> tuple[float, float] | None:
-    """Return the minimum and maximum share saved without a cause: equal, or a range if the replay deviates from the
-    unprofiled step. None if nothing was replayed.
+    """Return the minimum and maximum share of the step that removing a cause saves: equal, or a range if the replayed
+    step time deviates from the unprofiled one. None if nothing was replayed.
     """
     if replay is None or replay.refusal or cause not in replay.saved:
         return None
@@ -194,13 +200,13 @@ def of_all_steps(replay: Replay, breakdown: Breakdown, num_replayed: int) -> Rep
     name = max(shares, key=lambda name: shares[name], default="")
     if not name or shares[name] <= MOST_DIFFERENCE:
         return replay
-    why = f"only the first {num_replayed} of {breakdown.num_steps} steps were simulated, and the others differ"
+    why = f"only the first {num_replayed} of {breakdown.num_steps} steps were simulated, but the other steps differ"
     said = name.replace("_", " ")
     return Replay(recorded_ns=replay.recorded_ns, refusal=f"{why}: {said} by {shares[name]:.0%} of the step")
 
 
 def _waits(breakdown: Breakdown, num_steps: int) -> dict[str, float]:
-    """Return, for the first steps, the nanoseconds per step in stalls and in each category without compute."""
+    """Return, for the first steps, the nanoseconds per step of stalls and of each category other than compute."""
     steps = breakdown.steps[:num_steps]
     names = {name for step in breakdown.steps for name in step} - set(COMPUTING)
     waits = {name: sum(step.get(name, 0) for step in steps) / num_steps for name in sorted(names)}
@@ -221,12 +227,14 @@ def refused(graph: Graph) -> str:
     if operations.known < LEAST_KNOWN:
         return f"no launch is recorded for {1 - operations.known:.0%} of the device's time"
     if operations.unexplained > MOST_UNEXPLAINED:
-        return f"for {operations.unexplained:.0%} of the time, operations start later than any recorded event explains"
+        return (
+            f"for {operations.unexplained:.0%} of the time, operations are delayed, but no recorded event explains why"
+        )
     return ""
 
 
 def _edits(graph: Graph, *, workers: bool) -> Mapping[str, Edit]:
-    """Return the edits for the causes that the steps have."""
+    """Return the edits of the graph that remove causes, for those causes that occur in the steps."""
     kinds = set(np.unique(graph.chain.kind).tolist())
     found: dict[str, Edit] = {}
     if SYNC in kinds:
@@ -250,7 +258,7 @@ def _unhindered(graph: Graph, edits: Mapping[str, Edit]) -> Graph:
 
 
 def replay_ranks(graphs: Mapping[int, Graph], unprofiled_ns: float | None = None, *, workers: bool = False) -> Replay:
-    """Replay the steps of all ranks, without late ranks and without the cost of launches.
+    """Replay the steps of all ranks: unchanged, without late ranks, and without the cost of launches.
 
     Args:
         graphs: Graph of each rank.
@@ -266,9 +274,7 @@ def replay_ranks(graphs: Mapping[int, Graph], unprofiled_ns: float | None = None
         return Replay(recorded_ns=round(recorded), refusal=refusal or str(reason))
     error = abs(several.step_time_ns(joint, usual_delays=True) / recorded - 1)
     if error > MOST_ERROR:
-        refusal = (
-            refusal or f"the step time of the replayed, unchanged steps differs from the recorded one by {error:.0%}"
-        )
+        refusal = refusal or f"the replay of the unchanged steps misses the recorded step time by {error:.0%}"
     if refusal:
         return Replay(recorded_ns=round(recorded), refusal=refusal)
 

@@ -24,10 +24,12 @@ MOST_SLOWDOWN = 2.5
 measured on an H100 host.
 """
 EVENTS, ALL = 1.0, 2.0
-"""Levels of cost: up to the first, only recording events costs time; the second is the maximum."""
+"""Levels of the profiler's cost. Up to the first, only recording events costs time; above it, the host's own work is
+slower, too; the second is the maximum.
+"""
 USUAL = 0.5
-"""Default level, used if the step does not depend on the level, because the device sets the pace: recording an event
-then costs half its limit.
+"""Default level of the profiler's cost, at which recording an event costs half its maximum. It is used if the device
+sets the pace, because the step time then does not depend on the level.
 """
 TOLERANCE = 0.015
 CLOSE = 0.002
@@ -49,7 +51,9 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Levels:
-    """Level of the profiler's cost, with the minimum and maximum that agree with the unprofiled step."""
+    """Level of the profiler's cost that is used, and the lowest and the highest level that agree with the step time
+    without the profiler.
+    """
 
     least: float = 0.0
     taken: float = 0.0
@@ -74,8 +78,8 @@ def levels(step_time: Callable[[float], float], unprofiled_ns: float) -> Levels:
 def _level(
     step_time: Callable[[float], float], target_ns: float, low: tuple[float, float], high: tuple[float, float]
 ) -> float:
-    """Find the lowest level at which the step takes no longer than the target, by false position: the step time is
-    nearly linear in the level.
+    """Find the lowest level of the profiler's cost at which the step takes no longer than the target, by false
+    position: the step time is nearly linear in the level.
     """
     (left, above), (right, below) = (low[0], low[1] - target_ns), (high[0], high[1] - target_ns)
     if above <= 0:
@@ -95,7 +99,7 @@ def _level(
 
 
 def cost_at(graph: Graph, level: float) -> Cost:
-    """Return the profiler's cost on the host of a graph at a level."""
+    """Return the profiler's cost at a level, for the host of this graph."""
     most = graph.chain.recording_ns
     if level <= EVENTS:
         return Cost(event_ns=level * most)
@@ -104,8 +108,8 @@ def cost_at(graph: Graph, level: float) -> Cost:
 
 
 def own_cost(graph: Graph, largest: Cost, most_ns: float) -> Cost:
-    """Return the cost on one of several ranks, scaled from the largest: recording an event takes a different time on
-    each.
+    """Return the profiler's cost on one rank, scaled from the largest cost of all ranks: recording an event takes a
+    different time on each rank.
 
     Args:
         most_ns: Maximum cost of recording an event over all ranks.
@@ -114,12 +118,12 @@ def own_cost(graph: Graph, largest: Cost, most_ns: float) -> Cost:
 
 
 def at_level(graph: Graph, level: float) -> Graph:
-    """Return the graph without the profiler's cost at a level."""
+    """Return the graph with the profiler's cost at a level subtracted."""
     return calibrated(graph, cost_at(graph, level))
 
 
 def calibrated(graph: Graph, cost: Cost) -> Graph:
-    """Return the graph of the step without the profiler's cost."""
+    """Return the graph with the given cost of the profiler subtracted."""
     chain = without_profiler(graph.chain, cost.event_ns)
     if cost.slowdown == 1:
         return replace(graph, chain=chain)

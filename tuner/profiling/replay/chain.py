@@ -22,23 +22,24 @@ ALLOCATION_NS = 50_000
 HAND_OVER_NS = 300_000
 """Maximum time of taking a finished batch from a worker, in nanoseconds."""
 PACED = 0.25
-"""Minimum share of batches that the host waits for (and at least two batches) for workers to count as setting the pace.
+"""Share of batches for which the host must wait (at least two batches) before loader workers count as setting the pace.
 The share is small because several workers deliver batches close together.
 """
 RECORDING_NS = 1_600.0, 6_000.0
-"""Lowest and highest limit, in nanoseconds, for the cost of recording one event: 800 to 1,600 ns on H200 hosts, 700 to
-5,200 ns on an H100 host.
+"""Range, in nanoseconds, to which the estimated maximum cost of recording one event is clipped: the cost was 800 to
+1,600 ns on H200 hosts, and 700 to 5,200 ns on an H100 host.
 """
 RECORDED = (Kind.OPERATOR, Kind.ANNOTATION, Kind.RUNTIME, Kind.PYTHON)
 FEW_NODES = 2
 FEW_HOLDERS = 30
 HELD_TIMES = 2.0
-"""Maximum cost of recording an event, as a multiple of the own time of an operator that only calls another one."""
+"""Maximum cost of recording an event, as a multiple of the self time of an operator that only calls another operator.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """Nodes of the host's chain, in order.
+    """Nodes of the chain of the host's work, in order.
 
     Attributes:
         kind: int8 by node.
@@ -153,7 +154,8 @@ def host_chain(capture: Capture) -> Chain | None:
 
 
 def _beside(launched: Ints, start: Ints, end: Ints, low: int) -> Ints:
-    """Return the place in the chain for launches by a thread beside it: the end of the host's work before them.
+    """Return the moments at which launches of a concurrent thread are inserted into the chain: the end of the host's
+    work before each launch.
 
     Such launches take none of the chain's time, and no pause of the chain delays them.
     """
@@ -164,7 +166,9 @@ def _beside(launched: Ints, start: Ints, end: Ints, low: int) -> Ints:
 
 
 def _silent(capture: Capture, threads: list[int], start: Ints, end: Ints) -> Floats:
-    """Return the part of each stretch outside optimizer steps, because host work in an optimizer step is no stall."""
+    """Return the share of each interval that lies outside optimizer steps, because host work in an optimizer step is no
+    stall.
+    """
     parts = [joined((capture.regions.optimizer,), thread) for thread in threads]
     busy = union(np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts]))
     low, high, whole, _ = pieces(start, end, busy)
@@ -173,7 +177,7 @@ def _silent(capture: Capture, threads: list[int], start: Ints, end: Ints) -> Flo
 
 
 def _recording_ns(capture: Capture, mine: npt.NDArray[np.bool_]) -> float:
-    """Return the maximum cost of recording an event, from operators that only call another one."""
+    """Return the maximum cost of recording an event, estimated from operators that only call another operator."""
     host = capture.trace.host
     rows = np.flatnonzero(mine & np.isin(host.kind, (Kind.OPERATOR, Kind.RUNTIME)) & (host.end > host.start))
     rows = rows[host.thread[rows] == capture.steps.thread]
@@ -199,7 +203,7 @@ def _count(events: Ints, start: Ints, end: Ints) -> Floats:
 
 
 def _batches(capture: Capture, threads: list[int], start: Ints, end: Ints, span: tuple[int, int]) -> tuple[Ints, Ints]:
-    """Return the longest stretch without a call in each wait for a batch."""
+    """Return, for each wait for a batch, the longest interval in it without a call."""
     regions = (capture.regions.loader, capture.regions.restart)
     parts = [joined(regions, thread) for thread in threads]
     low, high = union(np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts]))
@@ -214,8 +218,8 @@ def _batches(capture: Capture, threads: list[int], start: Ints, end: Ints, span:
 
 
 def _paced(capture: Capture, kind: Ints, length: Floats) -> tuple[float, Floats]:
-    """Return the time between two batches if loader workers set the pace, and the node lengths without the waits for
-    batches.
+    """Return the time between two batches and the node lengths without waits for batches, if loader workers set the
+    pace; otherwise 0 and the unchanged lengths.
     """
     batches = np.flatnonzero(kind == BATCH)
     workers = capture.trace.names_matching(r"_MultiProcess")[capture.trace.host.name[capture.regions.loader.rows]]

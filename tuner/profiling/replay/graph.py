@@ -20,11 +20,11 @@ from steptune.tuner.profiling.replay.chain import Chain, Floats, host_chain, lau
 from steptune.tuner.profiling.replay.operations import Operations, device_operations
 
 LEAST_STEPS, MOST_STEPS, MOST_LAUNCHES = 2, 10, 10_000
-"""Minimum and maximum number of steps of a graph, and maximum number of its launches: every answer simulates the whole
-graph, and for a longer capture the first steps suffice.
+"""Minimum and maximum number of steps of a graph, and maximum number of its launches. Every answer simulates the whole
+graph, so only the first steps of a longer capture are used.
 """
 MOST_OVERHEAD = 0.85
-"""Maximum share of a stretch of host time that may count as the cost of recording its events."""
+"""Maximum share of an interval of host time that may count as the cost of recording its events."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,9 @@ class Graph:
 
 
 def build_graph(capture: Capture) -> Graph | None:
-    """Build the graph of the marked steps; None without marks or without device work that they launch."""
+    """Build the graph of the steps that the profiler marked; None without marks or without device work that the steps
+    launch.
+    """
     if not capture.steps.marked:
         return None
     steps = capture.steps.first(_num_replayed(capture))
@@ -68,8 +70,8 @@ def _num_replayed(capture: Capture) -> int:
 
 
 def without_profiler(chain: Chain, cost_ns: float) -> Chain:
-    """Return the chain without the profiler's cost of recording events, of which at most `MOST_OVERHEAD` of a stretch
-    is removed.
+    """Return the chain without the profiler's cost of recording events. At most the share `MOST_OVERHEAD` of each
+    interval of host time is removed.
     """
 
     def less(time: Floats, events: Floats) -> Floats:

@@ -19,16 +19,18 @@ from steptune.tuner.profiling.replay.chain import LAUNCH, SYNC, Chain, Floats, t
 from steptune.tuner.profiling.trace import Kind
 
 BLOCKING_COPY_NS = 20_000
-"""Minimum duration at which a copying call counts as a wait if it lasts until the end of its copy: the memory is then
-pageable.
+"""Minimum duration, in nanoseconds, for a copying call that lasts until the end of its copy to count as a wait; the
+memory is then pageable.
 """
 FULL_QUEUE = 0.8
-"""Minimum fill of the queue at which a launch that takes longer than usual counts as waiting for a free place: either
-few launches wait for many places, or each waits for the device's next operation.
+"""Minimum share of the launch queue that must be filled for a launch that takes longer than usual to count as waiting
+for a free place.
+
+When the queue is full, either few launches wait for many places, or each waits for the device's next operation.
 """
 FEW_CALLS, QUICK = 30, 0.1
-"""Minimum number of launches into a queue with free places for their median to be the usual duration of a launch; with
-fewer, the usual duration is this quantile of all launches.
+"""Minimum number of launches into a queue with free places for their median to be the usual launch duration, and the
+quantile over all launches that replaces the median if there are fewer.
 """
 QUEUE_DEPTH = 1024
 """Default number of launches that CUDA's queue holds; up to 1,469 were seen on an H200."""
@@ -190,7 +192,7 @@ def _recorded_waits(
     stream: Ints,
     is_collective: npt.NDArray[np.bool_],
 ) -> dict[int, tuple[int, ...]]:
-    """Return the operations of other streams that each operation waits for, from calls that make streams wait."""
+    """Return the operations of other streams that each operation waits for, from the calls that make streams wait."""
     trace, host = capture.trace, capture.trace.host
     rows = trace.host_rows(r"StreamWaitEvent", Kind.RUNTIME)
     own = np.unique(node[is_collective])
@@ -248,7 +250,7 @@ def _infer(depends: dict[int, tuple[int, ...]], late: Ints, node: Ints, start: I
 
 
 def _known(capture: Capture, rows: Ints) -> float:
-    """Return the share of all operations' time with a known launch: in the chain, or before the chain begins."""
+    """Return the share of device time in operations whose launch is known: in the chain, or before the chain begins."""
     work, (low, high) = capture.trace.work, capture.steps.span
     real = (work.kind != Kind.SYNC) & (work.end > low) & (work.start < high)
     unknown = real & (capture.launches.row < 0)
@@ -309,7 +311,7 @@ def _waiting(capture: Capture, chain: Chain, operations: Operations) -> Chain:
 
 
 def _queued(capture: Capture, chain: Chain, operations: Operations) -> tuple[Ints, int]:
-    """Return the number of launches in the devices' queues at each launch, and the number that the queues hold.
+    """Return the number of queued launches at each launch, and the capacity of the devices' queues, in launches.
 
     What was launched before the window, and begins in it, is queued as well. A CUDA graph is one launch.
     """

@@ -22,12 +22,14 @@ from steptune.tuner.profiling.replay.graph import Graph
 from steptune.tuner.profiling.replay.simulate import simulate
 
 LATE_RATIO, LATE_NS = 1.2, 200_000
-"""Minimum ratio to the other ranks' median, and minimum excess over it in nanoseconds, for a rank's own time between
-two collectives to count as late.
+"""Limits for a rank to count as late between two collectives: minimum ratio of the rank's time, without waits, to the
+other ranks' median, and minimum excess over this median in nanoseconds.
 """
 SLOW_HOST, SLOW_DEVICE = 1.2, 1.05
-"""Minimum ratio, for a host and for a device, of a rank's own time in all steps to the others' median. Above it, the
-rank counts as late wherever it takes longer, however little: kernels vary less than hosts.
+"""Minimum ratio of a rank's time over all steps, without waits, to the other ranks' median for the rank to count as
+slow: one limit for the host, one for the device.
+
+A slow rank is late wherever it takes longer, however little. Kernels vary less than hosts.
 """
 
 
@@ -86,7 +88,7 @@ def meet(graphs: Sequence[Graph]) -> Ranks:
 
 
 def _groups(graphs: Sequence[Graph]) -> Ints:
-    """Return, for each collective and rank, the first rank of the rank's group in that collective.
+    """Return, for each collective and rank, the first rank of the process group with which the rank takes part.
 
     Raises:
         UnlikeRanksError: Ranks of one group call its collectives at different positions in their programs.
@@ -111,8 +113,9 @@ def _by_group(least_or_most: np.ufunc, values: Floats, group: Ints) -> Floats:
 
 
 def _offsets(end: Floats, group: Ints) -> Floats:
-    """Return the clock offset of each rank to the first, from collectives that end on both at the same time. Offsets
-    pass from known ranks to the others through shared groups; a rank that no group connects uses all collectives.
+    """Return the clock offset of each rank relative to the first, from collectives that end on both at the same time.
+    Offsets pass from known ranks to the others through shared groups; a rank that no group connects uses all
+    collectives.
     """
     offsets = np.median(end[:, :1] - end, axis=0)
     known = [0]
@@ -152,14 +155,14 @@ def step_time_ns(ranks: Ranks, *, usual_delays: bool = False) -> float:
                 arrived.append((one, runs[one].send(end)[1]))
             except StopIteration as done:
                 times.append(float(done.value))
-    assert len(times) == len(runs), "ranks have the same collectives"
+    assert len(times) == len(runs), "all ranks must have the same collectives"
     return max(times)
 
 
 def without_late_ranks(ranks: Ranks) -> Ranks:
-    """Return the ranks without late ones: no rank takes longer than the others between two collectives.
+    """Return the ranks with all lateness removed: between two collectives, no rank takes longer than the others.
 
-    A late rank's excess over the others' median is removed: on its host from the longest stretches, on its device from
+    A late rank's excess over the others' median is removed: on its host from the longest intervals, on its device from
     all kernels. Kernels beside a waiting collective are slower, so they get the least time that they take on any rank.
     """
     graphs = [_beside_waiting(ranks, place) for place in range(len(ranks.graphs))]
@@ -200,7 +203,7 @@ def without_late_ranks(ranks: Ranks) -> Ranks:
 
 
 def _late(own: Floats, usual: Floats, slow: float) -> npt.NDArray[np.bool_]:
-    """Return a mask of the stretches in which a rank is late.
+    """Return a mask of the intervals between collectives in which a rank is late.
 
     Args:
         slow: Ratio to the others from which the rank as a whole is slow, and late wherever it takes longer.
@@ -211,7 +214,7 @@ def _late(own: Floats, usual: Floats, slow: float) -> npt.NDArray[np.bool_]:
 
 
 def _shorten(gap: Floats, length: Floats, members: Ints, excess: float) -> None:
-    """Remove an excess of time from the longest of a host's given stretches, one after the other."""
+    """Remove an excess of host time from the given nodes and the gaps before them, the longest first."""
     stretches = sorted(
         ((float(column[node]), which, node) for which, column in enumerate((gap, length)) for node in members.tolist()),
         reverse=True,

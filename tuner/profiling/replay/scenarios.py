@@ -39,7 +39,7 @@ def pace_ns(chain: Chain) -> float:
 
 
 def stalls(chain: Chain) -> Ints:
-    """Return the nodes before which the host launches nothing for too long to be dispatching operators.
+    """Return the nodes that follow a host stall: a gap without launches that is too long to be operator dispatch.
 
     Work of an optimizer's step before its launches does not count: it has a separate category.
     """
@@ -115,7 +115,7 @@ def without_input(graph: Graph, *, in_main_process: bool) -> Graph:
 
 
 def without_steps(graph: Graph, steps: Sequence[int]) -> Graph:
-    """Return the graph without some steps.
+    """Return the graph without the given steps.
 
     Args:
         steps: Numbers of the steps that are left out, from 0.
@@ -149,7 +149,7 @@ def without_steps(graph: Graph, steps: Sequence[int]) -> Graph:
 
 
 def at_floors(graph: Graph, floor_ns: Floats) -> Graph:
-    """Return the graph in which no operation takes longer than its least time.
+    """Return the graph with each operation's duration capped at its floor (its least possible time).
 
     Args:
         floor_ns: Least time by row of `trace.work`.

@@ -10,7 +10,9 @@ from steptune.tuner.profiling.replay.graph import Graph
 
 PASSES = 4
 SAME_NS = 0.5
-"""Maximum change, in nanoseconds, of a stream's lead over the host between two passes that count as alike."""
+"""Maximum change, in nanoseconds, of the streams' offsets from the host between two passes for the steady state to
+count as reached.
+"""
 PREFETCHED = 2
 """Maximum number of batches that workers make ahead of the host."""
 Meeting = Generator[tuple[int, float], float, float]

@@ -1,4 +1,4 @@
-"""Steps without several causes at once: what each cause saves in addition to the causes removed before it."""
+"""Savings from removing several causes together: what each cause saves in addition to the causes removed before it."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def name_of(causes: Sequence[str] | frozenset[str]) -> str:
 def with_together(
     replay: Replay, graph: Graph, unprofiled_ns: float | None, causes: Sequence[str], *, workers: bool
 ) -> Replay:
-    """Return the replay of one rank with the joint savings of the first cause, the first two, the first three, and so
-    on.
+    """Return the replay of one rank with joint savings: of the first cause, of the first two, of the first three, and
+    so on.
 
     Args:
         replay: Replay of this graph, without a refusal.
@@ -87,7 +87,7 @@ def with_ranks_together(replay: Replay, graphs: Mapping[int, Graph], causes: Seq
 
 
 def saved_without(replay: Replay, causes: frozenset[str]) -> float | None:
-    """Return the share of the step that is saved without all of these causes.
+    """Return the share of the step that removing all of these causes saves.
 
     If this set was not simulated, return the least saved by any simulated set that includes it; None if no such set
     was simulated.

@@ -14,7 +14,7 @@ from steptune.tuner.strategies.cures import Cure
 from steptune.tuner.strategies.precision.choice import PrecisionSetting
 
 FASTEST_PRODUCTS = 8
-"""Maximum speed of tensor cores, as a multiple of the speed of FP32 units; the minimum multiple is 2."""
+"""Maximum ratio of the speed of tensor cores to the speed of FP32 units; the smallest ratio of any device is 2."""
 FUSED_OPTIMIZER = 0.8
 """Maximum share of the optimizer's time that a fused optimizer saves: a fused optimizer still reads and writes every
 parameter.
@@ -36,7 +36,7 @@ LOWER_PRECISION = (
         advice="use FP16 matmuls, with dimensions that are multiples of 8 (this device has neither TF32 nor BF16)",
         cures=(Cure.LOWER_PRECISION,),
         useful=lambda facts: facts.faster_dtypes == (FP16,),
-        unless="the device has TF32 or BF16, or no tensor cores",
+        unless="the device has TF32 or BF16, or has no tensor cores",
     ),
 )
 

@@ -43,8 +43,8 @@ HOST_RULES: tuple[Rule, ...] = (
         of_causes=(Cure.FUSE_PARTS,),
         devices=("cuda",),
         replayed=SYNCHRONISATION,
-        replayed_message="the host waits for the device, which empties the launch queue: without these waits the step "
-        "would be {share} shorter",
+        replayed_message="the host waits for the device, and the launch queue runs empty: without these waits the "
+        "step would be {share} shorter",
     ),
     Rule(
         name="allocation",

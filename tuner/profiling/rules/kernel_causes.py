@@ -1,4 +1,4 @@
-"""Causes that fused kernels remove: parts of a training that a kernel could compute."""
+"""Causes that fused kernels remove: parts of a training step that such a kernel could compute."""
 
 from __future__ import annotations
 

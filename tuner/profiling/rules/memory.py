@@ -8,7 +8,9 @@ from steptune.tuner.strategies.cures import Cure
 
 
 def _memory_filled(evidence: Evidence) -> float | None:
-    """Return the peak memory that the allocator reserved, as a share of the device's memory or of a rank's part."""
+    """Return the peak memory that the allocator reserved, as a share of the device's memory or of the part that a rank
+    may use.
+    """
     stats = evidence.analysis.memory if evidence.analysis else ()
     situation = evidence.situation
     parts = [device.memory_bytes for device in situation.environment.hardware.devices] if situation else []

@@ -35,13 +35,14 @@ FUSE = Remedy(
     advice="fuse the optimizer (fused=True)",
     cures=(Cure.FUSE_UPDATE,),
     useful=_can_fuse,
-    unless="it is fused, has no fused implementation in PyTorch, or the trace does not show how it updates",
+    unless="the optimizer is fused, PyTorch has no fused version of it, or the trace does not show how it updates",
 )
 AT_ONCE = Remedy(
     advice="update all parameters at once (foreach=True, or a third-party fused implementation)",
     cures=FUSE.cures,
     useful=lambda facts: facts.optimizer == "for_loop" and facts.optimizer_name not in (*FUSABLE, "LBFGS"),
-    unless="the optimizer already does, PyTorch has a fused version, or the trace does not show how it updates",
+    unless="the optimizer already updates them at once, PyTorch has a fused version of it, or the trace does not show "
+    "how it updates",
 )
 ENLARGE = Remedy(advice="use larger micro-batches", cures=(Cure.ENLARGE_PIECES,))
 

@@ -1,4 +1,4 @@
-"""Rule for one limit of a step, with the remedies and the causes that it may name."""
+"""Rule that finds one kind of bottleneck in a step, with the remedies and the causes that it may name."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Cause:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """Rule for one limit of a step.
+    """Rule that finds one kind of bottleneck in a step.
 
     Attributes:
         categories: Categories whose joint share is compared with the thresholds.

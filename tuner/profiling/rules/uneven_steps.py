@@ -54,7 +54,7 @@ UNEVEN_STEP_RULES: tuple[Rule, ...] = (
         measure=_extra_share,
         cause=_extra_cause,
         replayed=EXTRA,
-        replayed_message="without work that only some of the steps have, steps would be {share} shorter",
+        replayed_message="without the work that only some steps run, steps would be {share} shorter on average",
     ),
     Rule(
         name="unsteady_steps",

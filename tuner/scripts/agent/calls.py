@@ -69,7 +69,7 @@ class Calls:
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Record nothing while active: the guard's own computations are no calls of the step."""
+        """Stop recording while active, so that the guard's own computations do not count as calls of the step."""
         seen, used = self.seen, self.used
         self.seen = []
         try:
@@ -130,8 +130,9 @@ class Calls:
     def _dropped(
         self, name: str, rate: Any, output: torch.Tensor, given: torch.Tensor, *, is_in_place: bool = False
     ) -> torch.Tensor:
-        """Note a call that would have dropped something, once a gradient reaches its output: an output that no loss
-        depends on trains nothing. A call in place is noted at once, because its output may be used by its input's name.
+        """Note a call that would have applied dropout, but only once a gradient reaches its output: dropout in an
+        output that no loss depends on does not affect training. A call in place is noted at once, because its output
+        may be used by its input's name.
         """
         if not self.off or not rate or torch.compiler.is_compiling() or _is_in_backward():
             return output
@@ -207,8 +208,8 @@ def may_drop(module: torch.nn.Module) -> bool:
 
 
 def _calls_dropout(module: torch.nn.Module) -> bool:
-    """Say whether a method of a module outside torch uses the name `dropout`, and the module has no attribute of that
-    name.
+    """Say whether a method of a module, from a class outside torch, uses the name `dropout` although the module has no
+    attribute of that name.
     """
     own = [kind for kind in type(module).__mro__ if not kind.__module__.startswith("torch.")]
     codes = [getattr(method, "__code__", None) for kind in own for method in vars(kind).values()]

@@ -1,4 +1,4 @@
-"""The changes of a trial, made to the objects that the inspection recorded, as if the script's own lines made them.
+"""Changes of a trial, applied to the objects that the inspection recorded, as if the script's own lines made them.
 
 Flags are set at the first event of training, because scripts set them too; loaders are changed when their iterator is
 made, optimizers when they are made, modules when they are called with gradients for the first time. Changes that were
@@ -52,11 +52,11 @@ class Changes:
 
     @property
     def awaits_modules(self) -> bool:
-        """Say whether a module that is to be changed has not been called yet."""
+        """Say whether at least one module to be changed has not been called yet."""
         return bool(self._models) and any(self._wanted.get(name) for name in ("autocast", "compile", "channels_last"))
 
     def begin(self) -> None:
-        """Set the flags of the process, once."""
+        """Set torch's global flags in this process, at most once."""
         if self._began:
             return
         self._began = True
@@ -78,7 +78,7 @@ class Changes:
             self.applied["flush_denormals"] = str(bool(wanted["flush_denormals"]) and possible)
 
     def loader(self, loader: Any, number: int, place: str) -> None:
-        """Change a loader whose batches train, just before its iterator is made."""
+        """Change a loader that gives the batches for training, just before its iterator is made."""
         if number != self._loader and (not place or place != self._place):
             return
         for name, value in self._wanted.items():
@@ -98,7 +98,9 @@ class Changes:
             return {**values, **{flag: value for flag, value in flags.items() if flag in values}}
 
         def keep(_: Any, state: dict[str, Any]) -> dict[str, Any]:
-            """Keep the chosen implementation when a checkpoint is loaded, which brings its own settings."""
+            """Keep the chosen optimizer implementation when a checkpoint is loaded, because the checkpoint has its own
+            setting.
+            """
             return {**state, "param_groups": [chosen(group) for group in state["param_groups"]]}
 
         for values in (optimizer.defaults, *optimizer.param_groups):
@@ -111,7 +113,7 @@ class Changes:
         self.applied["optimizer"] = ran
 
     def module(self, module: torch.nn.Module) -> None:
-        """Change an outermost module that is called with gradients for the first time."""
+        """Change an outermost module when it is first called with gradients enabled."""
         kind = type(_inner(module)).__name__
         if kind not in self._models:
             return

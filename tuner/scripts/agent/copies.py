@@ -30,7 +30,7 @@ from .ranks import has_group
 
 MOST_COPIES = 6
 HARMLESS_THREADS = ("TMonitor",)
-"""Classes of threads whose absence in a copy does no harm: tqdm's watcher of progress bars."""
+"""Thread classes that a frozen copy may lack without harm: the thread with which tqdm watches its progress bars."""
 REQUEST, PID, REFUSED = "request", "pid", "refused"
 """File names in a copy's folder: the pipe for requests; the process id; the reason why the copy can start no trial."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -47,7 +47,7 @@ class Forks:
 
     @classmethod
     def fork(cls) -> int:
-        """Call `os.fork`, with `now` set during the call."""
+        """Call `os.fork`; `now` is True during the call."""
         cls.now = True
         try:
             return os.fork()
@@ -73,7 +73,7 @@ class Copies:
         self.places: list[dict[str, Any]] = []
 
     def freeze(self, what: str, number: int, *, is_last: bool, against: str = "") -> dict[str, Any] | None:
-        """Make a frozen copy at this place.
+        """Make a frozen copy of the process at this point of the script.
 
         Args:
             is_last: Whether what comes next makes further copies impossible, or useless.
@@ -95,7 +95,7 @@ class Copies:
         return request
 
     def end(self) -> None:
-        """Make no further copies: training begins."""
+        """Make no more copies, because training begins."""
         if not self._over:
             self._over = True
             self._threads.end()
@@ -136,7 +136,9 @@ class Copies:
 
 
 class OneThread:
-    """Limit of one thread for torch, whatever the script sets; the script's setting takes effect afterwards."""
+    """Limit of one thread for torch. A number of threads that the script sets meanwhile takes effect when the limit
+    ends.
+    """
 
     def __init__(self) -> None:
         self._set, self._get = torch.set_num_threads, torch.get_num_threads
@@ -237,7 +239,7 @@ def _begin_trial(
 
 
 def _see_end(folder: Path, child: int) -> None:
-    """Wait for a trial's end, and end the processes that it leaves."""
+    """Wait for a trial's end, and kill the processes that it leaves running."""
     (folder / PID).write_text(str(child), encoding="ascii")
     _, status = os.waitpid(child, 0)
     while children := own_children():

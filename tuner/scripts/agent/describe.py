@@ -24,7 +24,7 @@ TRAINERS = {
     "composer.trainer.trainer": "Trainer",
     "fastai.learner": "Learner",
 }
-"""Modules of libraries that own the loop, each with the class that has a method on the stack during a step."""
+"""Library modules and, in each, the class that owns a training loop: its method is on the call stack during a step."""
 TRAINER_SETTINGS = (
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
@@ -46,7 +46,7 @@ WRAPPERS = {
     "PeftModel": "PEFT",
     "DeepSpeedEngine": "DeepSpeed",
 }
-"""Names of wrappers, by the name of a module's class or of one of its base classes."""
+"""Display names of module wrappers, by the name of the wrapper's class or of one of its base classes."""
 
 
 def process_description() -> dict[str, Any]:
@@ -79,8 +79,8 @@ def loader_values(loader: Any) -> dict[str, Any]:
 
 
 def _length(loader: Any) -> int | None:
-    """Return the number of batches in an epoch; None without a length. Do not call this for iterable datasets: after
-    `len`, their loader warns when it gives more batches.
+    """Return the number of batches in an epoch; None if the loader has no length. Do not call this for iterable
+    datasets: once asked for its length, their loader warns if it gives more batches.
     """
     try:
         return len(loader)
@@ -145,8 +145,8 @@ class Description:
         }
 
     def _models(self) -> list[dict[str, Any]]:
-        """Return descriptions of the outermost modules that were called with gradients; without any, of the modules
-        that own trained parameters.
+        """Return descriptions of the outermost modules that were called with gradients enabled; if there are none, of
+        the modules that own trained parameters.
         """
         called = dict(self._loop.called_modules)
         seen = bool(called)
@@ -300,7 +300,9 @@ def _device_name(device: str) -> str:
 
 
 def _matmul_precision() -> str:
-    """Return the precision of matmuls as `training/fp32_products.py` does, which a script's process cannot import."""
+    """Return the precision of FP32 matmuls. This repeats `training/fp32_products.py`, which a script's process cannot
+    import.
+    """
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:  # an operator was set by itself

@@ -1,4 +1,4 @@
-"""One step with call stacks, shapes and every allocation recorded, which no time is taken from."""
+"""Recording of one step with call stacks, shapes and every allocation; its durations are not used."""
 
 from __future__ import annotations
 

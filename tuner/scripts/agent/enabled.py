@@ -83,8 +83,8 @@ class _Sources:
         return ""
 
     def place(self, name: str) -> str:
-        """Return the line at which an object is now made, as `users_place` writes it, without folders; empty if
-        unknown.
+        """Return the line that makes an object in the current files, in the format of `users_place` but without
+        folders; empty if unknown.
         """
         if name not in self._script["lines"]:
             return ""
@@ -106,7 +106,9 @@ class _Measured:
         self.is_device_checked = False
 
     def check_start(self, sources: _Sources) -> None:
-        """Refuse a run that differs in a condition that is known before the script begins."""
+        """Refuse a run whose conditions differ from the measured ones, as far as they are known before the script
+        begins.
+        """
         changed = sources.changed()
         if changed:
             self._refuse(f"{changed} has changed since it was tuned")
@@ -122,7 +124,7 @@ class _Measured:
             self._check_size(int(os.environ["WORLD_SIZE"]))
 
     def check_device(self, device: torch.device) -> None:
-        """Refuse another device, or another number of ranks, once the script is seen to use a device."""
+        """Refuse a device or a number of ranks other than the measured ones, once the script uses a device."""
         if self.is_device_checked:
             return
         self.is_device_checked = True
@@ -134,7 +136,7 @@ class _Measured:
 
     def _check_size(self, size: int) -> None:
         if size != self._record["num_ranks"]:
-            self._refuse(f"it was measured with {self._record['num_ranks']} ranks, but there are {size}")
+            self._refuse(f"it was measured with {self._record['num_ranks']} ranks, but this job has {size}")
 
     def _refuse(
         self, reason: str, remedy: str = (". Tune the script again, or remove the line steptune.enable()")
@@ -166,42 +168,42 @@ class Enabled:
 
     @property
     def awaits_modules(self) -> bool:
-        """Say whether a module that is to be changed has not been called yet."""
+        """Say whether at least one module to be changed has not been called yet."""
         return self._changes.awaits_modules
 
     def made_loader(self, loader: Any, place: str) -> None:
-        """Number a new loader."""
+        """Assign a number to a new loader."""
         if loader not in self._loaders:
             file, _, rest = place.rpartition(":")
             self._loaders[loader] = self._num_loaders, f"{Path(file).name}:{rest}"
             self._num_loaders += 1
 
     def loader_begins(self, loader: Any) -> None:
-        """Change the training loader, after the flags of the process."""
+        """Set the process's flags, then change the training loader."""
         self._changes.begin()
         self._changes.loader(loader, *self._loaders.get(loader, (self._num_loaders, "")))
 
     def loader_began(self, loader: Any, iterator: Any) -> None:
-        """Number a loader that existed before the hooks."""
+        """Assign a number to a loader that existed before the hooks."""
         self.made_loader(loader, "")
 
     def made_optimizer(self, optimizer: Any, place: str) -> None:
-        """Number a new optimizer, and change it if it makes the step."""
+        """Assign a number to a new optimizer, and change the optimizer if the step uses it."""
         number, self._num_optimizers = self._num_optimizers, self._num_optimizers + 1
         self._changes.optimizer(optimizer, number)
 
     def loss(self, tensors: Any) -> None:
-        """Note the tensors from which a backward pass begins."""
+        """Check the device of the tensors from which a backward pass begins, and set the flags."""
         first = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors))
         self._measured.check_device(first.device)
         self._changes.begin()
 
     def backward_ended(self, *, in_closure: bool) -> None:
-        """Set the flags; all modules of the step have been called by now."""
+        """Call `over`, because all modules of the step have been called by now."""
         self.over()
 
     def called(self, module: torch.nn.Module) -> None:
-        """Change an outermost module at its first call with gradients."""
+        """Change an outermost module at its first call with gradients enabled."""
         if not torch.is_grad_enabled() or module in self._called:
             return
         parameter = next(module.parameters(), None)

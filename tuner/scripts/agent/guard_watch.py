@@ -24,7 +24,7 @@ from .outputs import Outputs
 from .wide import Wide
 
 SAMPLED_ELEMENTS = 512
-"""Maximum elements sampled of each tensor, evenly spread, as in `trials/update_watch.py`."""
+"""Maximum number of elements sampled from each tensor, evenly spread, as in `trials/update_watch.py`."""
 FLAGS = ("foreach", "fused", "capturable", "differentiable")
 PROBED_SAMPLES, PROBED_SEEDS = 2, 16
 FP32_ROUNDOFF = 2.0**-24
@@ -95,7 +95,7 @@ class GuardWatch:
             numpy.random.seed(seed % 2**32)
 
     def _load(self) -> None:
-        """Read the reference's files, in a process that trains, not in its launcher."""
+        """Read the reference's files when they are first needed: a launcher, which does not train, never reads them."""
         if self._reference is not None and not self._known:
             self._known = torch.load(self._reference / self._target.name, weights_only=False)
             stored = self._reference / _batches(self._target)
@@ -109,7 +109,7 @@ class GuardWatch:
             self._optimizers[number] = optimizer
 
     def called(self, module: torch.nn.Module) -> None:
-        """Set the reference's weights, before the first forward pass with gradients."""
+        """Set the reference's weights, before the first forward pass with gradients enabled."""
         self._begin()
         if not any(module is known for known in self._modules):
             place = len(self._modules)
@@ -194,8 +194,8 @@ class GuardWatch:
             self._began_state[number] = {key: _copied(state) for key, state in optimizer.state.items()}
 
     def _start(self, prefix: str, tensors: dict[str, torch.Tensor]) -> None:
-        """Set the tensors to the reference's initial values, if there are any, and keep their values as the initial
-        ones.
+        """Copy the reference's initial values, if known, into the tensors; record the tensors' values as this run's
+        initial ones.
         """
         known = self._known.get("initial", {})
         with torch.no_grad():
@@ -327,7 +327,7 @@ class GuardWatch:
     # --- the end --------------------------------------------------------------------------------
 
     def give_back(self) -> None:
-        """Undo this recorder's changes to torch: hooks, dropout that is off, and compiled code that runs eagerly."""
+        """Undo this recorder's changes to torch: remove its hooks, and restore dropout and compiled execution."""
         self.over = True
         self._undone.close()
 
@@ -356,13 +356,13 @@ class GuardWatch:
 
 
 def _moved(tensor: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
-    """Return the tensor times one plus the steps, computed in a wider dtype and rounded once."""
+    """Return `tensor * (1 + steps)`, computed in a wider dtype and rounded once."""
     wide = torch.float64 if steps.dtype.itemsize >= 4 else torch.float32
     return (tensor.to(wide) * steps.to(wide).add_(1)).to(tensor.dtype)
 
 
 class _Disturbed(torch.autograd.Function):
-    """Autograd function that disturbs a tensor, and its gradient by the same steps."""
+    """Autograd function that multiplies a tensor, and in the backward pass its gradient, by `1 + steps`."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
@@ -444,7 +444,7 @@ def _leaves(value: Any) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy with tensors that the loop may change."""
+    """Return a deep copy of a batch or a state, so that the loop may change its tensors."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, tuple) and hasattr(value, "_fields"):

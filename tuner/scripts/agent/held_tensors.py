@@ -37,12 +37,12 @@ class HeldTensors:
         self._tensors: list[torch.Tensor] = [] if self.are_too_many else found
 
     def sampled(self, sample: Any) -> dict[str, torch.Tensor]:
-        """Return sampled elements by tensor number."""
+        """Return sampled elements of each held tensor, by tensor number."""
         return {str(number): sample(tensor) for number, tensor in enumerate(self._tensors)}
 
     @property
     def roundoffs(self) -> dict[str, float]:
-        """Distance from 1 to the next larger value of each tensor's dtype, by tensor number."""
+        """Distance from 1 to the next larger value in the dtype of each held tensor, by tensor number."""
         return {str(number): torch.finfo(tensor.dtype).eps for number, tensor in enumerate(self._tensors)}
 
 

@@ -101,7 +101,9 @@ class Hooks:
         self._restore[key] = restore
 
     def _put_lazy_init(self) -> None:
-        """Replace CUDA's initialisation wherever torch has bound its name: no copy can be made after it."""
+        """Replace the function that initialises CUDA wherever torch has bound its name, because a process that uses
+        CUDA cannot be copied.
+        """
         original = torch.cuda._lazy_init
         for module in [module for name, module in sys.modules.items() if name.startswith("torch.")]:
             if vars(module).get("_lazy_init") is original:
@@ -195,8 +197,8 @@ class Hooks:
         return __init__
 
     def wrap_step(self, kind: Any) -> None:
-        """Wrap `step` of an optimizer class outside all of its hooks and outside the profiler's record of the step,
-        because a window may end there.
+        """Wrap the method `step` of an optimizer class so that the wrapper encloses all of the optimizer's hooks and
+        the profiler's record of the step, because a recording window may end in the wrapper.
         """
         if hasattr(kind.step, "steptune_wrapped"):
             return

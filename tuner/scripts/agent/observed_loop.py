@@ -58,7 +58,9 @@ class ObservedLoop:
         self.kinds: Counter[tuple[int, int]] = Counter()
 
     def note(self, kind: str, text: str) -> None:
-        """Count one use of a feature, given its kind and a text."""
+        """Count one use of a feature of this kind, such as "schedulers", described by a text, such as the scheduler's
+        class.
+        """
         if kind not in self.notes:
             self.notes[kind] = Counter()
         self.notes[kind][text] += 1

@@ -1,4 +1,5 @@
-"""Norms that compute in another memory layout in disturbed runs, as `trials/other_layout.py` does it for workloads.
+"""Change of the memory layout in which norms compute, for disturbed runs of a script; `trials/other_layout.py` does the
+same for workloads.
 
 On a CPU, kernels for one layout add up statistics in FP64 and those for another in FP32, one value after another. Over
 65,000 values that rounds a hundred times as much as a disturbed output shows, and in all values of a channel alike.
@@ -16,8 +17,8 @@ LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def put_in_other_layout(part: torch.nn.Module) -> Callable[[], None]:
-    """Let a norm with statistics over positions compute in the layout that it does not have; return a function that
-    undoes this. Other modules stay as they are.
+    """Make a batch or group norm compute in the other memory layout: channels last for a contiguous input, else
+    contiguous. Return a function that undoes this. Leave other modules as they are.
     """
     if not isinstance(part, torch.nn.modules.batchnorm._BatchNorm | torch.nn.GroupNorm):
         return lambda: None
@@ -42,7 +43,9 @@ def put_in_other_layout(part: torch.nn.Module) -> Callable[[], None]:
 
 
 def _layouts(value: Any) -> tuple[torch.memory_format, torch.memory_format] | None:
-    """Return the layout that a value does not have, and its own; None where nothing is to change."""
+    """Return the memory layout to which a value is to be converted, and its present one; None where it is to stay as it
+    is.
+    """
     is_tensor = isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.dim() in LAYOUTS
     if not is_tensor:
         return None

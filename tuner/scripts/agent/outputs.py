@@ -1,4 +1,4 @@
-"""Modules' first outputs in 16 bits, computed once more in FP32 from the same inputs and parameters.
+"""First 16-bit output of each module, computed once more in FP32 from the same inputs and parameters.
 
 `trials/output_watch.py` does the same for workloads. Only on CPUs: on other devices the comparison rejects nothing.
 """
@@ -34,7 +34,7 @@ class Outputs:
         self._undone = ExitStack()
 
     def watch(self, prefix: str, module: torch.nn.Module) -> None:
-        """Observe the innermost modules of a module, unless a part of it is compiled."""
+        """Observe the innermost modules of a module; observe none if any part of the module is compiled."""
         parts = dict(module.named_modules())
         if any(part._compiled_call_impl is not None or hasattr(part, "_orig_mod") for part in parts.values()):
             return

@@ -99,7 +99,7 @@ class Session(ObservedLoop):
     # --- what a trial does at the same marks (`trial.py`) ---------------------------------------
 
     awaits_modules = False
-    """True while a module that is to be changed has not been called yet."""
+    """True while at least one module to be changed has not been called yet."""
 
     copies: Copies | None = None
 
@@ -271,7 +271,7 @@ class Session(ObservedLoop):
         os._exit(0)
 
     def _register_end(self) -> None:
-        """Register the writing of the record at the end of the process."""
+        """Register a function that writes the record when the process ends."""
         if self._is_registered:
             return
         self._is_registered = True
@@ -289,8 +289,8 @@ class Session(ObservedLoop):
             self._hooks.finished()
 
     def _last_description(self) -> dict[str, Any]:
-        """Return the description of the training, with models and optimizers of the first steps if they are gone at the
-        end.
+        """Return the description of the training; models and optimizers that are gone at the end are described as in
+        the first steps.
         """
         last = Description(self).as_dict()
         gone = [key for key in ("models", "optimizers", "trainer") if not last[key]]

@@ -1,4 +1,4 @@
-"""Source files in the form that a recommendation compares: without blank lines and the lines that call Steptune.
+"""Source files in the form that a recommendation compares: without blank lines, and without lines that call Steptune.
 
 So a script stays the same script once `steptune.enable()` stands in it, and its other lines keep their numbers.
 """
@@ -12,7 +12,9 @@ _IMPORTED_AS = re.compile(r"^\s*import steptune as (\w+)", re.MULTILINE)
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines as Python counts them: form feeds and line separators in strings begin no line."""
+    """Split a text into lines as Python counts them: only at newlines and carriage returns, not at form feeds or
+    Unicode line separators.
+    """
     return re.split(r"\r\n|\r|\n", text)
 
 

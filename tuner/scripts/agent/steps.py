@@ -1,4 +1,5 @@
-"""End of a step of a foreign loop: the shortest period in the sequence of its optimizers' steps.
+"""Detection of the end of a step in a loop that Steptune does not own, from the shortest period in the sequence of
+optimizer steps.
 
 One optimizer is one step after another; a GAN's two take turns; a WGAN's critic has several turns. The last step of a
 period is the one that is followed by the most batches from a loader: there the loop begins anew. A loop that updates
@@ -14,7 +15,7 @@ LONGEST_PERIOD = 16
 PATIENCE = 4 * LONGEST_PERIOD
 """Number of optimizer steps after which an optimizer that has not stepped yet is left out of the period."""
 OTHERS = 4
-"""Number of consecutive steps of optimizers outside the period after which a new period is looked for."""
+"""Number of consecutive steps by optimizers outside the known period, after which a new period is looked for."""
 BACKWARDS_WITHOUT_OPTIMIZER = 12
 """Number of backward passes after which a script without an optimizer is taken to update its parameters by hand."""
 BACKWARDS_BESIDE_OPTIMIZER = 256
@@ -75,7 +76,9 @@ class StepFinder:
         return bool(length) and tuple(self._sequence[-length:]) == self.pattern
 
     def _watch_for_others(self, number: int) -> None:
-        """Look for a new period if only optimizers outside the period step: another training, or new optimizers."""
+        """Look for a new period if only optimizers outside the known period step: another training has begun, or the
+        optimizers are new.
+        """
         if self.pattern is None:
             return
         self._num_foreign = 0 if number in self.pattern else self._num_foreign + 1
@@ -99,8 +102,8 @@ class StepFinder:
         return None
 
     def _turned(self, period: int) -> tuple[int, ...]:
-        """Return the period rotated so that its last step is the one before new batches; the last such step if there
-        are several.
+        """Return the period, rotated to end with the step that is followed by the most new batches; among several such
+        steps, with the last.
         """
         sequence = self._sequence
         end = len(sequence) - 1  # what follows the newest step is not known yet

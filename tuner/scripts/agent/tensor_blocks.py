@@ -1,5 +1,5 @@
-"""Memory of the tensors that training is known to hold, by class: the counterpart, in a script, of `known_blocks` in
-`tuner.profiling.tensor_memory`, whose classes it names.
+"""Memory of the tensors that training in a script is known to hold, by class. The classes have the same names as those
+of `known_blocks` in `tuner.profiling.tensor_memory`, which does this for workloads.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def tensor_blocks(modules: Iterable[torch.nn.Module], optimizers: Iterable[Any])
 
 
 def _storage(tensor: Any) -> Any:
-    """Return the memory of a tensor; of one that is sharded across ranks, that of this rank's part. None if it has
-    none of its own.
+    """Return the storage of a tensor, or of this rank's part of a tensor that is sharded across ranks; None if it has
+    no storage of its own.
     """
     if not isinstance(tensor, torch.Tensor) or tensor.device.type not in ("cpu", "cuda"):
         return None

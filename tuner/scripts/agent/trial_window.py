@@ -17,11 +17,13 @@ from .tensor_blocks import TensorBlock
 from .window import STEADY_STEPS, Phase, Window, median, synchronise
 
 INTRUDES, INTRUDES_SHARE = 3.0, 0.5
-"""Minimum time of a step, without its loader, at which the step is taken to contain other work: in multiples of the
-usual step, and as a share of a window. Shorter excesses are noise of the machine."""
+"""Thresholds of a step's time without loading: a multiple of the usual time, and a share of a window. A step above both
+is taken to contain other work; shorter excesses are noise of the machine.
+"""
 SLOW_GUARDED_WARM_UP_STEPS = 2
-"""Warm-up of slow steps after guarded steps, which have warmed up the same code. So a trial of a script with slow steps
-needs no more steps than its inspection (`window.LEAST_STEPS`), unless its loader works ahead.
+"""Number of warm-up steps if steps are slow and guarded steps have already warmed up the same code. With so few, a
+trial of a script with slow steps needs no more steps than its inspection (`window.LEAST_STEPS`), unless its loader
+works ahead.
 """
 MOST_QUEUED = 32
 """Maximum number of additional warm-up steps, in which batches that were loaded ahead are used up."""

@@ -1,4 +1,4 @@
-"""Steps of a loop in FP32, whatever autocast it asks for."""
+"""Steps of a loop in FP32, even where the loop turns autocast on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Wide:
 
     @property
     def has_16_bits(self) -> bool:
-        """Say whether something was computed in 16 bits nevertheless."""
+        """Say whether a 16-bit result was observed although autocast was off."""
         return self._dtypes is not None and self._dtypes.found
 
     def begin(self) -> None:

@@ -31,8 +31,8 @@ STEADY_STEPS, STEADY_WITHIN = 4, 1.3
 """Number of steps, and maximum ratio of the longest to the shortest of them, for the step time to count as steady."""
 NUM_BLOCKS = 5
 SLOW_STEP_S = 0.5
-"""Minimum duration of a slow step, in seconds: fewer such steps are awaited and timed, because noise of the host is a
-small share of each, and each makes the inspection longer.
+"""Minimum duration, in seconds, of a step that counts as slow. If steps are slow, fewer of them are awaited and timed,
+because host noise is a small share of each step, and each step lengthens the inspection.
 """
 SLOW_WARM_UP_STEPS, SLOW_STEADY_STEPS, SLOW_BLOCKS = 4, 3, 3
 """Values of `WARM_UP_STEPS`, `STEADY_STEPS` and `NUM_BLOCKS` for slow steps."""
@@ -51,7 +51,7 @@ ANNOUNCED_AHEAD = 3
 apart."""
 RANKS_WAIT_S = 60.0
 OWN_MARK = "steptune.capture"
-"""Copy of `tuner.profiling.facts.OWN_MARK`, by which the analysis knows Steptune's own captures."""
+"""Copy of `tuner.profiling.facts.OWN_MARK`, by which the analysis recognises Steptune's own captures."""
 PERIOD_STEPS = 3
 """Number of training steps after which the period of the optimizers' steps counts as known."""
 LEAST_STEPS = PERIOD_STEPS + SLOW_WARM_UP_STEPS + SLOW_BLOCKS + 1 + 1
@@ -147,8 +147,8 @@ class Window:
 
     @property
     def step_time_ns(self) -> float | None:
-        """Step time without the profiler: the mean of those before and after the recorded steps, as far as they are
-        known.
+        """Step time without the profiler: the mean of the step times before and after the recorded steps; if only one
+        of the two is known, that one.
         """
         known = [time for time in (self.before_ns, self.after_ns) if time]
         return sum(known) / len(known) if known else None
@@ -160,8 +160,8 @@ class Window:
 
     @property
     def before_ns(self) -> float | None:
-        """Step time before the recorded steps: the median over steps on a CPU; on a GPU, where the host runs ahead,
-        that over blocks of steps. None before any was timed.
+        """Step time before the recorded steps: on a CPU, the median over steps; on a GPU, where the host runs ahead,
+        the median over blocks of steps. None before any was timed.
         """
         if torch.cuda.is_initialized():
             return median(self._block_times_ns) if self._block_times_ns else None
@@ -185,7 +185,9 @@ class Window:
         return max(last) <= STEADY_WITHIN * min(last) or self.num_steps >= MOST_WARM_UP_STEPS
 
     def _is_slow(self) -> bool:
-        """Say whether each of the last steps is slow; a slow one among fast ones compiles, or saves a checkpoint."""
+        """Say whether each of the last steps is slow. A single slow step among fast ones is not enough: it compiles, or
+        saves a checkpoint.
+        """
         return min(self._times_ns[-STEADY_STEPS:]) >= SLOW_STEP_S * 1e9
 
     def _begin_timing(self) -> None:

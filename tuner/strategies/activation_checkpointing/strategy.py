@@ -127,7 +127,7 @@ class ActivationCheckpointing(Strategy):
 
 
 def checkpointed(block: torch.nn.Module, save: str | None = None) -> None:
-    """Make a block recompute itself in the backward pass, in place; its state keys stay the same.
+    """Make a block, in place, recompute its activations in the backward pass; its state keys stay the same.
 
     Args:
         save: Results that are kept all the same: None, "attention" or "products".

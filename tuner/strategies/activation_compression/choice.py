@@ -1,4 +1,4 @@
-"""Setting of `activation_compression`: saved activations as ReLU masks, without zeros, or in 16 or 8 bits."""
+"""Setting of `activation_compression`: form of saved activations (ReLU mask, nonzero values, 16 bits or 8 bits)."""
 
 from __future__ import annotations
 

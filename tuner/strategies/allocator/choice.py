@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar
 from steptune.tuner.strategies.api import Setting
 
 MIN_SPLIT_MB, MAX_SPLIT_MB = 21, 1 << 20
-"""Minimum and maximum size in MiB; torch refuses 20 and less, because large requests are served from blocks of 20 MiB.
+"""Minimum and maximum split size in MiB. Torch refuses sizes up to 20 MiB, because it serves large requests from blocks
+of 20 MiB.
 """
 
 

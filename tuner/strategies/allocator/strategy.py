@@ -102,7 +102,9 @@ class Allocator(Strategy):
 
 
 def settings_of(snapshot: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the strategy's parameters from a snapshot of the allocator; -1 and the largest number mean no limit."""
+    """Return the strategy's parameters, read from a snapshot of the allocator; a maximum split size of -1 or of the
+    largest integer means no limit.
+    """
     settings = snapshot["allocator_settings"]
     split_mb = int(settings["max_split_size"]) / (1 << 20)
     limited = 0 < split_mb < MAX_SPLIT_MB

@@ -73,8 +73,8 @@ class AttentionMask(Strategy):
         return without(situation, *self.attacks)
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Return the expected saving. If the model is compiled as a whole, it is the saving of attention without a
-        mask; otherwise almost nothing, because the library itself then omits the mask.
+        """Return the expected saving: the time that attention saves without a mask, if the model is compiled as a
+        whole. Otherwise almost nothing is saved, because the transformers library then omits the mask by itself.
         """
         compiled = situation.choices.get(CompileSetting.strategy, {})
         if compiled.get("mode") is None or compiled.get("scope") != "whole":

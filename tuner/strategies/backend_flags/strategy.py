@@ -74,7 +74,9 @@ class BackendFlags(Strategy):
         return Supported()
 
     def likely_part(self, workload: WorkloadFacts) -> float:
-        """Return the usual share of the bound: larger with convolutions, for which cuDNN has several algorithms."""
+        """Return the share of the maximum saving that is usually realised. It is larger for models with convolutions,
+        because cuDNN has several algorithms for them.
+        """
         return 0.15 if workload.model.module_types.get("Conv2d", 0) > 1 else self.usual_realisation
 
     def numerics(self, choice: Choice) -> Numerics:

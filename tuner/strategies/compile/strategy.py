@@ -47,14 +47,15 @@ if TYPE_CHECKING:
 
 
 SETTING_UP_S, KIND_S, BLOCK_S, MODEL_S = 8.0, 3.5, 1.8, 52.0
-"""Seconds of a first compilation on a host with 16 cores: a fixed part, the first block of each kind, each further
-block of a model compiled as a whole, and a whole model without blocks. The second and third parts are needed once per
-training mode.
+"""Seconds of a first compilation on a host with 16 cores, in this order: a fixed part; the first block of each kind;
+each further block, if the whole model is compiled; a whole model without repeated blocks. The two parts per block are
+needed once per training mode.
 """
 AUTOTUNING = 4.0
-"""Factor by which autotuning, which chooses kernels by timing them, lengthens all parts but the fixed one."""
+"""Factor by which autotuning (choosing kernels by timing them) lengthens all parts but the fixed one."""
 WHOLE_PART = 0.4
-"""Share of the bound that compiling the whole model usually realises; blocks alone realise less."""
+"""Share of its maximum saving that compiling the whole model usually realises; compiling only the blocks realises less.
+"""
 GRAPHS_PART = 0.7
 """Share of the device's waiting time for launches that CUDA graphs usually save."""
 AUTOTUNED_PART = 0.15
@@ -199,7 +200,7 @@ class Compile(Strategy):
         return part * self.bound(situation, choice) + ((GRAPHS_PART - part) * waiting if graphs else 0.0)
 
     def _expected_of_another(self, situation: Situation, choice: Choice, waiting: float) -> float | None:
-        """Return the expected saving over the incumbent's compilation, from the additional features only."""
+        """Return the expected saving if the incumbent is already compiled: that of the additional features only."""
         current = situation.choices[self.name]
         if choice["mode"] in MODES_WITH_GRAPHS and current["mode"] not in MODES_WITH_GRAPHS:
             return GRAPHS_PART * waiting

@@ -1,4 +1,4 @@
-"""Estimates of the loading time that another choice of data loading saves."""
+"""Estimates of the loading time that a different `data_loading` choice saves."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from steptune.tuner.strategies.data_loading.choice import DataLoadingSetting
 from steptune.tuner.strategies.larger_global_batch.choice import LargerGlobalBatchSetting
 
 FASTER_IN_A_WORKER = 2.0
-"""Speed-up of making a batch in a single-threaded worker instead of the main process, whose threads wait for each other
-over small tensors. A ResNet over JPEG files on two cores showed 1.4.
+"""Speedup assumed for making a batch in a single-threaded worker instead of the main process, whose threads wait for
+each other over small tensors. A ResNet over JPEG files on two cores showed 1.4.
 """
 
 
 def without_crowding(situation: Situation) -> Savings:
-    """Return the savings when loader workers no longer take cores that the step computes on.
+    """Return the maximum savings if loader workers stop taking cores from the step's own computation.
 
     Where the step computes on the host, and its threads and the workers are more than the cores, each second that a
     worker computes, or queues for a core, delays the step by a second at most.
@@ -48,9 +48,9 @@ def pipelined_input(situation: Situation, num_workers: int) -> float:
 
 
 def input_without_workers(situation: Situation) -> float:
-    """Return the share of the step that loading in the main process should save. It saves the start of the incumbent's
-    workers and the wait for them, but the device waits while a batch is loaded. Negative if loading in the main process
-    takes longer.
+    """Return the expected saving, as a share of the step, of loading in the main process. Starting the incumbent's
+    workers and waiting for them is saved, but the device waits while a batch is loaded. Negative if loading in the main
+    process takes longer.
 
     This is an estimate: samples that are cached, or requested as a batch, load faster than in the inspection.
     """

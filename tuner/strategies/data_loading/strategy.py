@@ -53,13 +53,13 @@ if TYPE_CHECKING:
 
 
 WITHOUT_WORKERS_PART = 0.9
-"""Share of the estimated saving that loading without workers usually realises; the estimate uses a sample's measured
-time.
+"""Share of its estimated saving that loading without workers usually realises. The estimate uses the measured time of a
+sample.
 """
 SHORT_EPOCH_STEPS = 1000
-"""Maximum number of steps of an epoch for which loading the next epoch ahead is worth a trial."""
+"""Maximum length of an epoch, in steps, at which loading the next epoch ahead is worth a trial."""
 PINNED_PART = 0.5
-"""Share of the time of copies, and of waiting for them, that pinned memory is expected to save."""
+"""Share of the time spent on copies and on waiting for them that pinned memory is expected to save."""
 
 
 class DataLoading(Strategy):
@@ -172,8 +172,9 @@ class DataLoading(Strategy):
         return part * hidden + PINNED_PART * (self.bound(situation, choice) - best)
 
     def _hidden_at_most(self, situation: Situation, choice: Choice) -> float:
-        """Return an upper bound of the share of the step that a loader hides. Without workers, the bound is the wait
-        for today's workers and their starts, because the time of a batch is then not known well enough.
+        """Return an upper bound of the share of the step that a choice hides. If the choice drops the current workers,
+        this is all the time spent on starting them and waiting for them, because the loading time of a batch in the
+        main process is not known well enough.
         """
         if choice["num_workers"]:
             return pipelined_input(situation, int(choice["num_workers"]))

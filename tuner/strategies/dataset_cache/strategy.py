@@ -86,8 +86,8 @@ class DatasetCache(Strategy):
         return jointly(without(situation, Category.DATA_WAIT), without_crowding(situation))
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Return the expected saving if workers take cores from the step: most of the wait for data, and a part of the
-        time that freed cores save. Else return None.
+        """Return the expected saving: most of the wait for data, and part of the time that cores freed from workers
+        save. Return None if workers take no cores from the step.
         """
         if not without_crowding(situation):
             return None

@@ -10,7 +10,7 @@ CONFLICTS = (
     Conflict(
         between=(DdpBucketsSetting, MicroBatchSetting),
         when=lambda s, e, w: s[DdpBucketsSetting].static_graph and s[MicroBatchSetting].num_micro_batches != 1,
-        reason="DDP records its static graph in the first backward pass, in which gradient accumulation reduces "
-        "no gradients",
+        reason="DDP records its static graph in the first backward pass, but gradient accumulation reduces no "
+        "gradients in that pass",
     ),
 )

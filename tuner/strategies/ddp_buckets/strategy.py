@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 CAPS_MB = (50, 100, 200, 5, 1)
-"""Bucket sizes, in MiB, that are tried besides PyTorch's 25, the most promising first."""
+"""Bucket sizes in MiB that are tried in addition to PyTorch's default of 25, the most promising first."""
 SIZES = ("bucket_cap_mb", "first_bucket_mb")
 
 
@@ -81,8 +81,8 @@ class DdpBuckets(Strategy):
         return self._makes_other_buckets(choice, workload)
 
     def _makes_other_buckets(self, choice: Choice, workload: WorkloadFacts) -> Support:
-        """Check that bucket sizes group this model's gradients differently from today's sizes and from the others that
-        are tried.
+        """Check that the bucket sizes of a choice group this model's gradients differently from today's sizes, and from
+        the other sizes that are tried.
         """
         today, total = self.neutral(workload), workload.model.parameter_bytes / MIB
         if any(choice[name] != today[name] for name in self.defaults if name not in SIZES):
@@ -131,8 +131,8 @@ class DdpBuckets(Strategy):
         return without(situation, *others)
 
     def _saved_communication(self, situation: Situation, choice: Choice) -> float:
-        """Return the maximum saving of communication: with other sizes, buckets may start earlier and hide all but the
-        last one.
+        """Return the maximum saving of communication. With other bucket sizes, reductions may start earlier, so that
+        only the last bucket's reduction stays exposed.
         """
         now, then = reduction(situation), reduction(situation, **self.exchange(choice))
         if now is None or then is None:
@@ -141,8 +141,8 @@ class DdpBuckets(Strategy):
         return most_saved(situation, now, hidden)
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Return the expected saving of other sizes, from fewer calls or a shorter last bucket. The bytes sent stay the
-        same.
+        """Return the expected saving of other bucket sizes, from fewer calls or a shorter last bucket. The number of
+        bytes sent stays the same.
         """
         now, then = reduction(situation), reduction(situation, **self.exchange(choice))
         if now is None or then is None:

@@ -1,4 +1,4 @@
-"""Setting of `device_prefetch`: next batch copied on a side stream, as bytes where the workload has them."""
+"""Setting of `device_prefetch`: next batch copied on a side stream, optionally in the workload's byte form."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ CONFLICTS = (
     Conflict(
         between=(DevicePrefetchSetting, DatasetCacheSetting),
         when=lambda s, e, w: s[DevicePrefetchSetting].as_bytes and s[DatasetCacheSetting].where == "disk",
-        reason="the disk cache stores converted samples instead of bytes",
+        reason="as_bytes requires samples in byte form, but the disk cache stores converted samples",
     ),
 )
 
@@ -25,7 +25,7 @@ DROPPED = (
         setting=DevicePrefetchSetting,
         parameters=("as_bytes",),
         when=lambda s: not s[DevicePrefetchSetting].ahead,
-        reason="no batch is copied ahead",
+        reason="as_bytes applies only to batches that are copied ahead",
     ),
 )
 

@@ -36,7 +36,7 @@ class DevicePrefetch(Strategy):
     conflicts = CONFLICTS
     dropped = DROPPED
     together = TOGETHER
-    summary = "copy of the next batch on a side stream, as bytes where the workload provides them"
+    summary = "copy of the next batch on a side stream, in byte form if the workload provides one"
     needs_workload = "the script's own code copies batches to the device"
     attacks = (Category.COPY_H2D, Category.QUEUED)
     cures = (Cure.COPY_AHEAD,)

@@ -95,8 +95,8 @@ class FusedKernels(Strategy):
             plan.model.append(use_kernels)
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Return the maximum savings: matmuls at peak rate, and no time at all in the other categories that the
-        strategy attacks, because the share of the replaced parts is not known.
+        """Return the maximum savings: matmuls run at peak rate, and the other categories in which the strategy saves
+        time count as saved entirely, because the share of the replaced operators in them is not known.
         """
         wanted = {name for name, is_wanted in choice.items() if is_wanted}
         of_optimizer = without(situation, *_OF_OPTIMIZER) if wanted & set(OF_OPTIMIZER) else {}

@@ -10,7 +10,7 @@ from steptune.tuner.strategies.api import Setting
 FEEDS_BACK = ("one_bit", "powersgd", "dgc")
 """Techniques with error feedback: what a step does not send is kept for later steps."""
 WHOLE_TENSORS = ("powersgd", "dgc")
-"""Techniques that compress whole tensors, not flat sequences of numbers."""
+"""Techniques that compress each tensor as a whole, instead of flat sequences of numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)

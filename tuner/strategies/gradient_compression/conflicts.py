@@ -29,7 +29,7 @@ CONFLICTS = (
         when=lambda s, e, w: (
             s[GradientCompressionSetting].method == "dgc" and s[OptimizerImplementationSetting].contiguous
         ),
-        reason="momentum is corrected per parameter tensor, and contiguous parameters are one flat tensor",
+        reason="momentum is corrected per parameter tensor, but contiguous parameters form one flat tensor",
     ),
 )
 

@@ -11,7 +11,7 @@ DROPPED = (
         setting=LargerGlobalBatchSetting,
         parameters=("rule",),
         when=lambda s: s[LargerGlobalBatchSetting].factor == 1,
-        reason="the rule scales the learning rate for a larger batch only",
+        reason="the learning-rate rule applies only if factor is above 1",
     ),
 )
 

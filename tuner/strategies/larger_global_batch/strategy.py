@@ -98,8 +98,8 @@ class LargerGlobalBatch(Strategy):
         return {"factor": int(choice["factor"] or 1)}
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Return the maximum savings: time spent once per step, and compute above its roofline, as far as more samples
-        can share them. A step with n times the samples takes at least as long as a step today.
+        """Return the maximum savings of a step with n times the samples: 1 - 1/n of the time that is spent once per
+        step, and of the compute time above the roofline. Such a step takes at least as long as a step today.
         """
         more = int(choice["factor"] or 1) / int(situation.choices[self.name]["factor"] or 1)
         if more <= 1:
@@ -107,8 +107,8 @@ class LargerGlobalBatch(Strategy):
         return part_of(jointly(at_roofline(situation), without(situation, *PER_STEP)), 1 - 1 / more)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        """Return the samples of a step, and the optimizer's learning rates relative to the user's. The rates are
-        missing if a scheduler does not report its initial ones.
+        """Return the number of samples of a step, and the optimizer's learning rates relative to the user's. The rates
+        are missing if a scheduler does not report the initial ones.
         """
         found: dict[str, Any] = {"taken": job.samples_per_step, "drawn": job.samples_drawn}
         found["today"] = job.workload.global_batch
@@ -133,8 +133,8 @@ class LargerGlobalBatch(Strategy):
 
 
 def _samples_of(evidence: Mapping[str, Any]) -> int | None:
-    """Return the number of samples of a step. If tensors of a batch count something else (tokens), return the number
-    that the loader drew.
+    """Return the number of samples of a step: the length of its batches, or, if that counts something else such as
+    tokens, the number that the loader drew.
     """
     taken, drawn = evidence.get("taken"), evidence.get("drawn")
     counts_samples = taken is not None and (drawn is None or taken in (drawn, evidence["today"]))

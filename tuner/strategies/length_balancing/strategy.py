@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from steptune.tuner.training.plan import Plan
 
 POOLS = (16, 64)
-"""Pool sizes in batches. Windows span whole pools, so larger ones take longer to measure."""
+"""Pool sizes in batches. Timing windows span whole pools, so larger pools take longer to measure."""
 MAX_POOL_S = 10.0
 """Maximum time, in seconds, that the steps of a pool may take."""
 

@@ -14,7 +14,7 @@ CONFLICTS = (
     Conflict(
         between=(LocalSgdSetting, ParallelMeshSetting),
         when=lambda s, e, w: s[LocalSgdSetting].every != 1 and s[ParallelMeshSetting].splits_model,
-        reason="local SGD averages models over all ranks, and in a mesh ranks hold different parameters",
+        reason="local SGD averages models over all ranks, but the ranks of a mesh hold different parameters",
     ),
     Conflict(
         between=(LocalSgdSetting, ShardingSetting),

@@ -1,4 +1,4 @@
-"""local_sgd: ranks take several steps of their own, and then average their models (post-local SGD).
+"""local_sgd: each rank updates its own model for several steps, then all ranks average their models (post-local SGD).
 
 Mechanism: `warm_up_steps` ordinary steps, then each rank updates with its own gradient, and all average their models
 after every `every` steps. With `inside` the ranks of a host average their gradients in every step, so that only hosts
@@ -89,15 +89,15 @@ class LocalSgd(Strategy):
         return {"every": choice["every"]}
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Return the maximum savings: exposed communication, less the time of the averages, each of which sends as many
-        bytes as the gradients of a step.
+        """Return the maximum savings: exposed communication, less the time for averaging the models. Averaging once
+        sends as many bytes as reducing the gradients of one step.
         """
         today = int(situation.choices[self.name]["every"] or 1)
         kept = today / int(choice["every"] or 1)
         return part_of(without(situation, Category.COMMUNICATION), max(0.0, 1 - kept))
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        """Return the settings and number of the averages that the job made."""
+        """Return the settings of the job's model averaging, and how often it has averaged."""
         from steptune.tuner.training import local_sgd
 
         found = job.hook_of(local_sgd.LocalSgd)

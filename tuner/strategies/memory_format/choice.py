@@ -1,4 +1,4 @@
-"""Setting of `memory_format`: contiguous or channels_last images; batch-second attention blocks."""
+"""Setting of `memory_format`: images contiguous or channels_last; attention blocks batch-first or sequence-first."""
 
 from __future__ import annotations
 

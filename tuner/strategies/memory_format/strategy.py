@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 class MemoryFormat(Strategy):
     setting = MemoryFormatSetting
-    summary = "contiguous or channels_last images; batch-second attention blocks"
+    summary = "contiguous or channels_last images; attention blocks with the batch as second dimension"
     attacks = COMPUTE
     cures = (
         Cure.CHOOSE_LAYOUT,
@@ -58,14 +58,14 @@ class MemoryFormat(Strategy):
             return Unsupported("requires a Conv2d layer; the model has none")
         if choice["batch_second"] and not workload.model.can_be_batch_second:
             return Unsupported(
-                "requires repeated blocks of nn.MultiheadAttention with batch_first=True whose other modules come "
-                "from torch and process each token independently"
+                "requires repeated blocks with nn.MultiheadAttention (batch_first=True); their other modules must "
+                "come from torch and process each token independently"
             )
         return Supported()
 
     def likely_part(self, workload: WorkloadFacts) -> float:
-        """Return a small share for a model with a single convolution, which cuts images into patches; the later layers
-        do not use the layout.
+        """Return the share of the maximum saving that is usually realised. It is small for a model with a single
+        convolution, which cuts images into patches, because the later layers do not use the layout.
         """
         single = workload.model.module_types.get("Conv2d", 0) == 1
         return 0.02 if single and not workload.model.can_be_batch_second else self.usual_realisation

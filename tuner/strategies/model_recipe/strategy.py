@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from steptune.tuner.workloads.workload import Workload
 
 UNALIGNED = {"bfloat16": 6.0, "float16": 6.0, "tf32": 2.0}
-"""Usual slowdown of matmuls of odd sizes, by dtype. The 16-bit value was measured on a GPT-2 head (50,257 tokens) on an
-H200.
+"""Usual slowdown of matmuls with unaligned sizes, by dtype. The 16-bit value was measured on a GPT-2 head (50,257
+tokens) on an H200.
 """
 KEPT_PART = 0.7
 """Share of the possible saving that padded matmuls usually realise, because weights and results are copied."""
 SLOWEST = 16
-"""Maximum slowdown of a matmul of odd sizes: without tensor cores an H100 reaches a fifteenth of its FLOP/s."""
+"""Maximum slowdown of a matmul with unaligned sizes: without tensor cores an H100 reaches a fifteenth of its FLOP/s."""
 
 
 class ModelRecipe(Strategy):
@@ -96,8 +96,8 @@ class ModelRecipe(Strategy):
             plan.model.append(pool_tokens)
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Return the maximum savings: padding brings matmuls of odd sizes to their roofline at best, and fewer tokens
-        may shorten all compute.
+        """Return the maximum savings: padding brings matmuls with unaligned sizes to their roofline at best, and a
+        pooled classifier, which needs fewer tokens, may shorten all compute.
         """
         today = situation.choices[self.name]
         if choice["pooled_classifier"] and not today["pooled_classifier"]:
@@ -110,7 +110,7 @@ class ModelRecipe(Strategy):
         return {Category.MATMUL: min(products, time * removable(situation, Category.MATMUL))}
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Return the expected saving: none if a compiler sees the whole model and pads by itself, and little without
+        """Return the expected saving: almost none if a compiler sees the whole model and pads by itself, or without
         tensor cores.
         """
         if choice["pooled_classifier"] or choice["pad_multiple"] == 1:

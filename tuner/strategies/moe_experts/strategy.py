@@ -71,8 +71,8 @@ class MoeExperts(Strategy):
             plan.model.append(execute_experts)
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Return the maximum savings: matmuls at peak rate, and no time at all in the other categories that the
-        strategy attacks, because the experts' share is not known.
+        """Return the maximum savings: matmuls run at peak rate, and the other categories in which the strategy saves
+        time count as saved entirely, because the experts' share in them is not known.
         """
         rest = [category for category in self.attacks if category not in (Category.MATMUL, Category.ATTENTION)]
         return jointly(at_roofline(situation, Category.MATMUL), without(situation, *rest))

@@ -12,13 +12,13 @@ DROPPED = (
         setting=NcclSetting,
         parameters=("algorithm",),
         when=lambda s: s[ShardingSetting].mode in ("full", "grad_op"),
-        reason="the algorithm applies to all-reduce, and FSDP uses reduce-scatter",
+        reason="the algorithm applies to all-reduce, but FSDP uses reduce-scatter",
     ),
 )
 
 TOGETHER = (
     Together(
         between=(NcclSetting, DdpBucketsSetting),
-        reason="more sockets slow down small messages, so the bucket size is searched together with them",
+        reason="more sockets slow down small messages, so sockets and bucket size are searched together",
     ),
 )

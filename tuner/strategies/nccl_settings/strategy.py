@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from steptune.tuner.training.plan import Plan
 
 OWN = "own"
-"""Choice that keeps the user's value if it is none of the other choices."""
+"""Value that stands for the user's own setting, if that is not one of the strategy's values."""
 VARIABLES = {
     "algorithm": "NCCL_ALGO",
     "protocol": "NCCL_PROTO",
@@ -55,11 +55,13 @@ which knows where it is safe.
 """
 SOCKETS = ("socket_threads", "sockets_per_thread")
 MAX_CHANNELS, MAX_PER_CHANNEL, MAX_SOCKETS = 64, 16, 64
-"""NCCL's maximum numbers: of channels, of threads (and of sockets per thread), and of threads times sockets per
-thread.
+"""NCCL's maximum numbers: of channels; of threads, and likewise of sockets per thread; and of sockets per connection
+(threads times sockets per thread).
 """
 TCP_LIKELY = 0.5
-"""Probability that a network of known speed but unknown kind uses sockets: InfiniBand and RoCE use none."""
+"""Probability that NCCL uses sockets on a network of known speed but unknown kind. On InfiniBand and RoCE, NCCL uses no
+sockets.
+"""
 
 
 class NcclSettings(Strategy):
@@ -74,8 +76,8 @@ class NcclSettings(Strategy):
     trial_cost_s = 5.0
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
-        """Return the choices worth trying. Fewer channels are not tried: they would save compute, which the bound
-        excludes.
+        """Return the choices worth trying. Fewer channels are not among them: they would save compute, but the maximum
+        saving of this strategy covers only communication.
         """
         today = self.neutral(workload)
         changes: list[Choice] = [
@@ -139,8 +141,8 @@ class NcclSettings(Strategy):
         return saved(situation, now, then) * (1.0 if topology.is_emulated else TCP_LIKELY)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        """Return evidence: NCCL's environment in this process, the emulation of hosts, and NCCL's version. In trials of
-        settings, which keep NCCL's log, also return the settings in the log.
+        """Return evidence: NCCL's environment variables in this process, the emulation of hosts, and NCCL's version. In
+        trials of these settings, which keep NCCL's log, also return the settings in the log.
         """
         import os
 
@@ -219,7 +221,7 @@ def _unchosen(name: str, value: Scalar) -> Unsupported:
 
 
 def _within_limits(choice: Choice) -> Support:
-    """Check the known limits, except for values that are left to NCCL or were set by the user."""
+    """Check a choice against NCCL's known limits, except for values that are left to NCCL or were set by the user."""
     least, most = choice["min_channels"], choice["max_channels"]
     if isinstance(least, int) and isinstance(most, int) and least > most:
         return Unsupported(f"min_channels ({least}) exceeds max_channels ({most})")
@@ -232,6 +234,6 @@ def _within_limits(choice: Choice) -> Support:
 
 
 def num_sockets(choice: Choice) -> int:
-    """Return the number of sockets of a connection between hosts."""
+    """Return the number of sockets per connection between two hosts."""
     chosen = [choice.get(name) for name in ("socket_threads", "sockets_per_thread")]
     return math.prod(number if isinstance(number, int) else USUAL_SOCKETS for number in chosen)

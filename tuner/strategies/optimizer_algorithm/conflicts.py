@@ -28,7 +28,7 @@ CONFLICTS = (
             s[CudaGraphSetting].scope == "step" and s[OptimizerAlgorithmSetting].algorithm not in (None, "adamw")
         ),
         reason="the algorithm reads its learning rate on the host (LAMB and Adafactor also read their step count "
-        "there), and a CUDA graph would keep the first value",
+        "there), but a CUDA graph would keep the first value",
     ),
     Conflict(
         between=(OptimizerAlgorithmSetting, OptimizerImplementationSetting),
@@ -45,6 +45,7 @@ CONFLICTS = (
             s[OptimizerAlgorithmSetting].algorithm not in (None, "adamw")
             and s[OptimizerImplementationSetting].contiguous
         ),
-        reason="the algorithm needs the shape or norm of each parameter, and contiguous parameters are one flat tensor",
+        reason="the algorithm needs the shape or norm of each parameter, but `contiguous` flattens all parameters into "
+        "one tensor",
     ),
 )

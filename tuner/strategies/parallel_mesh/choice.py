@@ -23,7 +23,7 @@ class ParallelMeshSetting(Setting):
 
     @property
     def model_ranks(self) -> int:
-        """Number of ranks that hold one model together."""
+        """Number of ranks that share one copy of the model."""
         return self.pipeline * self.tensor * self.expert
 
     @property

@@ -67,30 +67,31 @@ CONFLICTS = (
     Conflict(
         between=(ParallelMeshSetting, CudaGraphSetting),
         when=lambda s, e, w: s[ParallelMeshSetting].splits_model and s[CudaGraphSetting].scope == "step",
-        reason="ranks communicate within the step, and recording collectives in a CUDA graph is not supported",
+        reason="ranks communicate within the step, but recording collectives in a CUDA graph is not supported",
     ),
     Conflict(
         between=(ParallelMeshSetting, OptimizerImplementationSetting),
         when=lambda s, e, w: s[ParallelMeshSetting].splits_model and s[OptimizerImplementationSetting].contiguous,
-        reason="the mesh splits each parameter over ranks, and contiguous parameters are one flat tensor",
+        reason="the mesh splits each parameter across ranks, but `contiguous` flattens all parameters into one tensor",
     ),
     Conflict(
         between=(ParallelMeshSetting, OptimizerAlgorithmSetting),
         when=lambda s, e, w: (
             s[ParallelMeshSetting].splits_model and s[OptimizerAlgorithmSetting].algorithm not in (None, "adamw")
         ),
-        reason="the algorithm needs whole parameters, and each rank holds only a part",
+        reason="the algorithm needs whole parameters, but each rank holds only a part",
     ),
     Conflict(
         between=(ParallelMeshSetting, GradientCompressionSetting),
         when=lambda s, e, w: s[ParallelMeshSetting].splits_model and s[GradientCompressionSetting].method is not None,
-        reason="compression is a DDP hook over all ranks, and in a mesh ranks hold different parameters",
+        reason="the compression hook of DDP requires the same parameters on all ranks, but the ranks of a mesh "
+        "hold different parameters",
     ),
     Conflict(
         between=(ParallelMeshSetting, HierarchicalAllreduceSetting),
         when=lambda s, e, w: s[ParallelMeshSetting].splits_model and s[HierarchicalAllreduceSetting].levels == 2,
-        reason="two-level all-reduce runs over all ranks, and in a mesh only ranks with the same parameters reduce "
-        "together",
+        reason="two-level all-reduce runs over all ranks, but in a mesh only ranks with the same parameters reduce "
+        "gradients together",
     ),
 )
 

@@ -1,4 +1,5 @@
-"""parallel_mesh: one model sharded across several ranks, by matmuls, layers or experts, beside data parallelism.
+"""parallel_mesh: one model sharded across several ranks, by matmuls, layers or experts, in addition to data
+parallelism.
 
 Mechanism: the ranks are a grid of the degrees below; those left over are data-parallel replicas. `tensor`: each rank
 has some heads of every attention and some inner columns of every feed-forward layer, and activations are summed over
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved")
 PER_STAGE = (4, 2, 1)
-"""Numbers of micro-batches tried per rank of the pipeline; the more there are, the smaller the share of filling and
-draining.
+"""Numbers of micro-batches per pipeline rank that are tried. The more micro-batches, the smaller the share of the step
+in which the pipeline fills and drains.
 """
 
 
@@ -94,9 +95,7 @@ class ParallelMesh(Strategy):
         if workload.custom_step:
             return Unsupported("not supported with a custom training_step, which would see only a part of the model")
         if not workload.batch_splittable or workload.varying_shapes:
-            return Unsupported(
-                "requires batches of one shape that can be split, because ranks concatenate their batches"
-            )
+            return Unsupported("requires splittable batches of one shape, because ranks concatenate their batches")
         if workload.model.has_batch_statistics:
             return Unsupported(
                 "not supported with batch normalisation: its statistics would be computed over batches of another size"
@@ -186,8 +185,8 @@ class ParallelMesh(Strategy):
         return {"model_ranks": ParallelMeshSetting.of(choice).model_ranks}
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Return the maximum savings: exposed communication, the pipeline's waits, and the part of the update that
-        other ranks do.
+        """Return the maximum savings: exposed communication, the time in which pipeline stages wait, and the part of
+        the update that other ranks do.
         """
         shared = 1 - 1 / ParallelMeshSetting.of(choice).model_ranks
         update = part_of(without(situation, Category.OPTIMIZER, Category.OPTIMIZER_HOST), shared)

@@ -70,8 +70,8 @@ if TYPE_CHECKING:
 SIXTEEN_BITS = ("bfloat16", "float16")
 TF32_CAPABILITY = 8.0
 CASTS_PART, UPDATE_PART = 0.3, 0.4
-"""Expected savings, as shares: of element-wise time, which contains casts, and of the update, which reads and writes
-FP32.
+"""Expected savings: as a share of element-wise time, which contains casts; and as a share of the update's time, because
+the update reads and writes FP32.
 """
 
 
@@ -85,7 +85,7 @@ class Precision(Strategy):
     exchange_realisation = 0.1
 
     def completed(self, current: Mapping[str, Scalar]) -> Choice:
-        """Complete a 16-bit level without a dtype by bfloat16, the default of autocast on CPUs and newer GPUs.
+        """Use bfloat16, autocast's default on CPUs and newer GPUs, for a 16-bit level without a dtype.
 
         Raises:
             ChoiceError: The choice names a dtype, but its level has none.
@@ -178,7 +178,7 @@ class Precision(Strategy):
         if level == "O1" and choice["dtype"] == "float16":
             return NeedsWorkload(
                 "float16 needs a loss scaler around the backward pass and the optimizer step, "
-                "which the script's own loop runs"
+                "but the script's own loop runs both"
             )
         if level == "O1" and not script.models:
             return NeedsWorkload(
@@ -199,8 +199,8 @@ class Precision(Strategy):
         return {"dtype": choice["dtype"], "tf32": choice["level"] == "tf32"}
 
     def savings(self, situation: Situation, choice: Choice) -> Savings:
-        """Return the maximum savings: matmuls at the dtype's measured peak, and all of the other compute, which may
-        take half the time or less.
+        """Return the maximum savings: matmuls run at the dtype's measured peak; with a 16-bit dtype, all other compute
+        counts as saved entirely, because it may take half the time or less.
         """
         dtype = arithmetic(situation, **self.computation(choice))
         products = at_roofline(situation, Category.MATMUL, Category.ATTENTION, dtype=dtype)
@@ -298,7 +298,8 @@ def _products_seen(evidence: Mapping[str, Any]) -> str:
 
 
 def _dtypes(tensors: Iterable[torch.Tensor], gathered: Mapping[int, torch.dtype]) -> list[str]:
-    """Return the dtypes of real tensors; complex ones have no 16-bit form.
+    """Return the dtypes of floating-point tensors. Complex tensors are left out, because no 16-bit dtype exists for
+    them.
 
     Args:
         gathered: Compute dtypes, by identity, of tensors that are kept in another dtype.

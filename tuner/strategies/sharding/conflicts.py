@@ -18,7 +18,9 @@ from steptune.tuner.training.wide_reduction import is_needed
 
 
 def _sends_own_format(settings: Settings, environment: Environment) -> bool:
-    """Say whether compression sends 16-bit gradients unchanged although O2 would sum them in FP32."""
+    """Say whether gradient compression sends the 16-bit gradients of O2 as they are, although O2 alone would sum them
+    in FP32.
+    """
     precision = settings[PrecisionSetting]
     own = {"bfloat16": "bf16", "float16": "fp16"}.get(str(precision.dtype))
     needed = is_needed(environment.num_ranks, str(precision.dtype))
@@ -36,8 +38,8 @@ CONFLICTS = (
             )
             and not _sends_own_format(s, e)
         ),
-        reason="gradients already have 16 bits, too few to add the compression error to: at O2, use "
-        "method bf16 on more than two ranks, or fp16 with float16, to send 16-bit gradients instead of FP32",
+        reason="16-bit gradients are too coarse to add the compression error to: to send 16-bit instead of FP32 "
+        "gradients at O2, use method bf16 on more than two ranks, or fp16 with float16",
     ),
     Conflict(
         between=(ShardingSetting, PrecisionSetting),
@@ -47,7 +49,7 @@ CONFLICTS = (
             and s[PrecisionSetting].dtype == "float16"
             and s[PrecisionSetting].level != "O3"
         ),
-        reason="the loss scaler checks gradients on the device, and offloaded gradients are in host memory: use "
+        reason="the loss scaler checks gradients on the device, but offloaded gradients are in host memory: use "
         "bfloat16",
     ),
     Conflict(
@@ -58,14 +60,14 @@ CONFLICTS = (
     Conflict(
         between=(ShardingSetting, OptimizerImplementationSetting),
         when=lambda s, e, w: s[ShardingSetting].mode != "ddp" and s[OptimizerImplementationSetting].contiguous,
-        reason="sharding splits each parameter over ranks, and contiguous parameters are one flat tensor",
+        reason="sharding splits each parameter across ranks, but `contiguous` flattens all parameters into one tensor",
     ),
     Conflict(
         between=(ShardingSetting, OptimizerAlgorithmSetting),
         when=lambda s, e, w: (
             s[ShardingSetting].mode != "ddp" and s[OptimizerAlgorithmSetting].algorithm not in (None, "adamw")
         ),
-        reason="the algorithm needs whole parameters, and each rank holds only a part",
+        reason="the algorithm needs whole parameters, but each rank holds only a part",
     ),
     Conflict(
         between=(ShardingSetting, GradientCompressionSetting),
@@ -76,7 +78,7 @@ CONFLICTS = (
     Conflict(
         between=(ShardingSetting, GradientCompressionSetting),
         when=lambda s, e, w: s[ShardingSetting].mode == "zero1" and s[GradientCompressionSetting].method == "dgc",
-        reason="deep gradient compression replaces the momentum of the optimizer, and under ZeRO-1 each rank's "
+        reason="deep gradient compression replaces the momentum of the optimizer, but under ZeRO-1 each rank's "
         "optimizer holds only a part of the parameters",
     ),
     Conflict(
@@ -89,8 +91,8 @@ CONFLICTS = (
         when=lambda s, e, w: (
             s[ShardingSetting].is_fsdp and s[ShardingSetting].wrap == "size" and s[FusedKernelsSetting].is_on
         ),
-        reason="FSDP gathers units chosen by size when their modules are called, but a fused kernel bypasses some "
-        "of these calls: use wrap=block",
+        reason="FSDP gathers a unit's parameters when its modules are called, but with wrap=size a fused kernel "
+        "bypasses some of these calls: use wrap=block",
     ),
 )
 

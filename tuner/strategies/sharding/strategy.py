@@ -49,7 +49,7 @@ SIZES = (1_000_000, 10_000_000, 100_000_000)
 
 
 def unit_key(choice: Mapping[str, Scalar]) -> str:
-    """Return the name in `ModelFacts.shard_units` of the units that a choice gathers."""
+    """Return the key in `ModelFacts.shard_units` for the units that FSDP gathers with this choice."""
     return f"size {choice['min_num_params']}" if choice["wrap"] == "size" else str(choice["wrap"])
 
 
@@ -172,8 +172,9 @@ class Sharding(Strategy):
         return jointly(without(situation, Category.COMMUNICATION), _saved_beside(situation, choice))
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Return the expected saving: from the bytes sent, if the links are known, and a usual share of the rest.
-        Offloading to the CPU saves only memory, because data is copied there and back.
+        """Return the expected saving: communication time saved, computed from the bytes sent, and a usual share of the
+        other savings; None if the cost of communication is unknown. Offloading to the CPU saves only memory, because
+        data is copied there and back.
         """
         if choice["cpu_offload"]:
             return 0.0
@@ -215,8 +216,8 @@ class Sharding(Strategy):
                 and (units > 1 or alone)
             )
             detail = (
-                f"{units} FSDP units, of which a rank holds {share:.0%}; {evidence.get('prefetch')} units "
-                "gathered ahead"
+                f"{units} FSDP units, sharded so that each rank holds {share:.0%} of the parameters; "
+                f"{evidence.get('prefetch')} units prefetched"
             )
             detail += f", {evidence['ignored']} tensors excluded from sharding" if evidence.get("ignored") else ""
             detail += ", offloaded to CPU memory" if evidence.get("cpu_offload") else ""

@@ -1,4 +1,6 @@
-"""Base classes of gradient compression: averages over ranks that send fewer bytes than the gradients have."""
+"""Base classes of gradient compression, which averages gradients over ranks and sends fewer bytes than the gradients
+contain.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ class Compression(StepHook, ABC):
 
 
 class FlatCompression(Compression):
-    """Compression of flat sequences of numbers, regardless of tensor boundaries, and so also of parts of a bucket."""
+    """Compression of flat sequences of numbers, whatever tensors they belong to. It therefore also works on parts of a
+    bucket.
+    """
 
     def __init__(self, lane: Lane) -> None:
         super().__init__()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class BucketLayout:
-    """Parameters of each bucket, and the loaded state that is not yet assigned to it."""
+    """Parameters of each bucket, and loaded state that is not yet assigned to its bucket."""
 
     def __init__(self) -> None:
         self._parameters: dict[int, list[torch.Tensor]] = {}

@@ -45,7 +45,7 @@ Gradient = tuple[torch.Tensor, torch.nn.Parameter]
 
 @dataclass(frozen=True)
 class Options:
-    """Momentum and weight decay of one group of the optimizer."""
+    """Momentum and weight decay of one optimizer group."""
 
     momentum: float
     nesterov: bool
@@ -108,8 +108,8 @@ class DeepGradient(Compression):
     # --- what the optimizer's checkpoints have ------------------------------------------------
 
     def optimizer_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Return the optimizer's state, including the options and momentum that were taken over; every rank must call
-        it.
+        """Return the optimizer's state, including the options and momentum that the compression has taken over; every
+        rank must call this.
 
         The momentum is averaged over the ranks.
         """
@@ -124,7 +124,7 @@ class DeepGradient(Compression):
         return {**state, "state": values, "param_groups": groups}
 
     def optimizer_loaded(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take over options and momentum again, after an optimizer has loaded its state."""
+        """Take over the optimizer's options and momentum again, after the optimizer has loaded a state."""
         self._options = take_over(optimizer)
         self.momenta, self.unsent, self._thresholds = {}, {}, {}
         for parameter in self._options:
@@ -255,9 +255,7 @@ class DeepGradient(Compression):
         return unsent.abs().topk(math.ceil(self.ratio * unsent.numel()), sorted=False).indices.int()
 
     def _take(self, parameter: torch.nn.Parameter, places: torch.Tensor) -> torch.Tensor:
-        """Return the values at these places, and set the values that are not sent yet, and the momentum, to zero
-        there.
-        """
+        """Return the unsent values at these places, and set the unsent values and the momentum there to zero."""
         unsent = self.unsent[parameter].view(-1)
         values = unsent[places]
         unsent[places] = 0.0

@@ -54,7 +54,7 @@ class Lane:
         return torch.futures.Future(devices=None if self._stream is None else [self._device])
 
     def fulfil(self, futures: Sequence[Future], function: Callable[[], Sequence[torch.Tensor]]) -> None:
-        """Submit a function with several results, each of which fulfils one of the futures."""
+        """Submit a function with several results; each result fulfils one of the futures."""
         import torch
 
         if self._stream is None:

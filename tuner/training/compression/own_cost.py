@@ -21,7 +21,7 @@ LAUNCH_NS = 6_000.0
 
 @dataclass(frozen=True, kw_only=True)
 class OwnCost:
-    """Time of compressing without sending: a part per element and a part per call."""
+    """Time that compression takes without sending: a part per element and a part per call."""
 
     ns_per_element: float
     call_ns: float

@@ -61,7 +61,7 @@ class PowerSgd(Compression):
 
     @property
     def _kept_by_torch(self) -> dict[str, dict[int, torch.Tensor]]:
-        """State that torch keeps for every bucket, by kind of state."""
+        """State that torch keeps for every bucket, by kind: the error, and the two factors "p" and "q"."""
         state = self._state
         return {"error": state.error_dict, "p": state.p_memory_dict, "q": state.q_memory_dict}
 

@@ -1,4 +1,5 @@
-"""Averaging in fewer bits in two stages: each rank averages one part, received from all ranks, and sends it to all.
+"""Averaging of compressed gradients in two stages: each rank averages one part, which it receives from all ranks, and
+sends the result to all ranks.
 
     encode my gradient, one part for each rank --all-to-all--> decode and average my part --encode, all-gather--> decode
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class TwoStages(FlatCompression):
-    """Compression by an encoding whose values are averaged in two stages.
+    """Compression whose encoded values are averaged in two stages.
 
     Attributes:
         block: Number of elements that share one scale.
@@ -67,7 +68,7 @@ class TwoStages(FlatCompression):
         """Decode rows of numbers to FP32."""
 
     def mean_of(self, payload: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        """Return the mean of all ranks' rows (ranks, rows, bytes) with their scales (ranks, rows)."""
+        """Return the mean of all ranks' decoded rows, from bytes (ranks, rows, bytes) and scales (ranks, rows)."""
         return self.decode(payload.flatten(0, 1), scales.flatten()).view(len(payload), -1, self.block).mean(0)
 
     def average(self, flat: torch.Tensor, group: Any, key: int) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""Sharding of one model across several ranks: tensor, pipeline and expert parallelism, beside data parallelism.
+"""Sharding of one model across several ranks by tensor, pipeline and expert parallelism, combined with data
+parallelism.
 
 Ranks are a grid of pipeline x data x tensor (or of data x experts), in this order, so that the ranks of one tensor
 group are neighbours, on one host. Those that hold one model together are a *replica*. Every rank holds plain tensors,

@@ -42,7 +42,9 @@ def chain_refusal(model: torch.nn.Module, blocks: Sequence[torch.nn.Module], los
 
 
 class _Left(BaseException):
-    """Signal that execution left the model after a block; not an Exception, so that user code does not catch it."""
+    """Control-flow exception that leaves the model after a block; not a subclass of `Exception`, so that user code does
+    not catch it.
+    """
 
     def __init__(self, hidden: torch.Tensor) -> None:
         self.hidden = hidden
@@ -237,8 +239,7 @@ class Chain:
         hidden = _hidden(args, kwargs)
         if number and hidden is not outputs[-1]:
             raise UnsupportedError(
-                f"the model computes something between blocks {number - 1} and {number}, which "
-                "no pipeline stage would run"
+                f"the model runs operations between blocks {number - 1} and {number}, which no pipeline stage would run"
             )
         if output.shape != hidden.shape:
             raise UnsupportedError(

@@ -52,7 +52,7 @@ def lay_experts(model: torch.nn.Module, group: Any, *, even: bool) -> dict[int, 
 
 
 class _Exchange:
-    """Exchange of tokens, so that every expert's slots are computed on the rank that holds the expert."""
+    """Exchange of tokens between ranks, so that each expert's tokens are computed on the rank that holds the expert."""
 
     def __init__(self, experts: torch.nn.Module, group: Any, *, even: bool) -> None:
         import torch.distributed as dist
@@ -63,7 +63,9 @@ class _Exchange:
         self._even = even
 
     def __call__(self, slots: torch.Tensor) -> torch.Tensor:
-        """Run the slots (E, C, D) and return their results in the same shape; C may be different on each rank."""
+        """Run the experts on the slots (experts, capacity, width), and return the results in the same shape. The
+        capacity may be different on each rank.
+        """
         import torch.nn.functional as F
 
         num_experts, capacity, width = slots.shape

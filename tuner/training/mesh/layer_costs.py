@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from steptune.tuner.training.mesh.chain import Chain, Examined, Loss
 
 REPEATS = 3
-"""Number of repetitions. The fastest one is the result; the first one is a warm-up."""
+"""Number of repetitions of a measurement. The fastest one is the result; the first one is a warm-up."""
 
 
 def measure(chain: Chain, examined: Examined, loss: Loss, device: torch.device) -> Costs:

@@ -52,7 +52,8 @@ class Mesh(ParameterLayout):
         model_ranks = arguments.pipeline * arguments.tensor * arguments.expert
         if size % model_ranks:
             raise UnsupportedError(
-                f"the number of ranks ({size}) must be a multiple of the ranks of one model replica ({model_ranks})"
+                f"the number of ranks ({size}) must be a multiple of the number of ranks per model replica "
+                f"({model_ranks})"
             )
         self.arguments = arguments
         self.device = device
@@ -237,7 +238,8 @@ class Mesh(ParameterLayout):
     def whole_optimizer_state(
         self, state: dict[str, Any], optimizer: torch.optim.Optimizer, names: Sequence[str]
     ) -> tuple[dict[str, Any], Sequence[str]]:
-        """Return the whole optimizer state, on the CPU, and the parameter names in its order; every rank must call it.
+        """Return the whole optimizer state, on the CPU, and the parameter names in the order of that state; every rank
+        must call it.
 
         The state is that of an optimizer over whole parameters; every rank gets all of it.
         """
@@ -283,8 +285,8 @@ class Mesh(ParameterLayout):
         return [[self._names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
 
     def _whole_groups(self, own: list[list[str]]) -> list[list[str]]:
-        """Return the parameter names of each group over all ranks, in the optimizer's order if it has all parameters,
-        else in the model's order.
+        """Return the parameter names of each optimizer group, over all ranks. They are in the optimizer's order if the
+        optimizers of all ranks have the same parameters, else in the model's order.
         """
         assert self.replica is not None
         of_ranks = self.replica.every(own)
@@ -324,7 +326,7 @@ def _group(grid: torch.Tensor) -> Any:
 
 
 def _in_order(state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the state of each parameter in a state dict, in the order of its groups."""
+    """Yield the state of each parameter in an optimizer's state dict, in the order of the parameter groups."""
     return (state["state"].get(number, {}) for group in state["param_groups"] for number in group["params"])
 
 

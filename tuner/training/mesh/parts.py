@@ -121,7 +121,7 @@ class Replica:
         return self.rank in self.held[name].ranks
 
     def joined(self, name: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return an optimizer's state of a whole parameter, from the states of the ranks that hold its parts."""
+        """Assemble the optimizer state of a whole parameter from the states on the ranks that hold its parts."""
         cut, shape = self.held[name].cut, self.own_shape(name)
         if cut is None:
             return parts[0]

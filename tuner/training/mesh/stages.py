@@ -1,4 +1,4 @@
-"""Division of a chain of blocks into pipeline stages, by measured times and memory rather than counts.
+"""Division of a chain of blocks into pipeline stages by measured times and memory, rather than by the number of blocks.
 
 The slowest stage paces the others, so its time is made as short as contiguous stages allow. Keeping stages within the
 memory of their device takes precedence. What comes before the blocks belongs to the first stage (and is computed once

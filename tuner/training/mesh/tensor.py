@@ -99,7 +99,9 @@ def splits_of(blocks: Sequence[torch.nn.Module]) -> list[Split]:
 
 
 def shareable_units(blocks: Sequence[torch.nn.Module]) -> tuple[int, str]:
-    """Return the number that the degree must divide, and ""; or 0 and the reason why nothing can be sharded."""
+    """Return the number that the degree of tensor parallelism must divide, and an empty string; if nothing can be
+    sharded, return 0 and the reason.
+    """
     try:
         return math.gcd(*(split.units for split in splits_of(blocks))), ""
     except UnsupportedError as error:
@@ -159,7 +161,9 @@ def _matches(block: torch.nn.Module, patterns: Sequence[Pattern]) -> Iterator[Sp
 
 
 def _checked(split: Split) -> Split:
-    """Check a split and count its units. Sizes must be consistent, and attention may have no other weights."""
+    """Check a pair of matmuls, and count its units that can be sharded: heads, or columns without attention. Sizes must
+    be consistent, and attention may have no parameters outside its matmuls.
+    """
     pattern, name = split.pattern, type(split.core).__name__
     outputs = {_size(product, _column_dim(product)) for product in split.columns}
     inner = _size(split.row, 1 - _column_dim(split.row))
@@ -176,7 +180,7 @@ def _checked(split: Split) -> Split:
         raise UnsupportedError(f"{name} has parameters outside its matmuls: {', '.join(others)}")
     heads = int(getattr(split.core, pattern.heads))
     if inner % heads:
-        raise UnsupportedError(f"{name} has {heads} heads, which cannot share {inner} columns evenly")
+        raise UnsupportedError(f"{name} has {heads} heads, which do not divide its {inner} columns evenly")
     return Split(**{**vars(split), "units": heads})
 
 
@@ -227,7 +231,7 @@ def _part(module: Any, name: str, cut: Cut, rank: int) -> dict[int, Cut]:
 
 
 def _enter(split: Split, group: Any) -> None:
-    """Pass the input, equal on all ranks, to the columns, and sum its gradient over the ranks."""
+    """Pass the input, equal on all ranks, to the column-sharded matmuls, and sum its gradient over the ranks."""
     entering, _ = _exchanges()
     # Columns of one attention share an input: its gradient is summed once.
     module = split.core if split.pattern.heads else split.columns[0]
@@ -241,7 +245,7 @@ def _enter(split: Split, group: Any) -> None:
 
 
 def _leave(row: Any, group: Any) -> None:
-    """Sum the outputs of the row matmul over all ranks, and add the bias once."""
+    """Sum the outputs of the row-sharded matmul over all ranks, and add the bias once."""
     import torch.nn.functional as F
 
     _, leaving = _exchanges()

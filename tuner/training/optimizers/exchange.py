@@ -55,8 +55,8 @@ _BELONGS_TO: Mapping[str, str | None] = {
     "nesterov": "momentum",
     "dampening": "momentum",
 }
-"""Options that may be dropped only if the option given as their value is not copied; None means that they may never be
-dropped.
+"""Owner of each option: an option may be dropped only together with the option that owns it, and never if its owner is
+None.
 """
 
 

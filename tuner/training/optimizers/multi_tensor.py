@@ -1,4 +1,4 @@
-"""Base class of this folder's optimizers: one call of the update gets all parameters of one kind."""
+"""Base class of this folder's optimizers, which update many parameters in one call."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Tensors = list[torch.Tensor] | tuple[torch.Tensor, ...]
 
 
 class MultiTensorOptimizer(torch.optim.Optimizer):
-    """Base of optimizers that pass parameters with a gradient to `update`: one call per group, device, dtype and number
-    of dimensions.
+    """Base class of optimizers that pass all parameters with a gradient to `update`, in one call per group, device,
+    dtype and number of dimensions.
 
     The number of dimensions matters to every optimizer here: vectors (biases, gains of normalisation) are treated
     otherwise than matrices.
@@ -65,7 +65,9 @@ def ratios(numerators: torch.Tensor, denominators: torch.Tensor) -> torch.Tensor
 
 
 def is_excluded(parameters: list[torch.Tensor], group: dict[str, Any]) -> bool:
-    """Say whether parameters of this kind are excluded from weight decay and from rates scaled to their norm."""
+    """Say whether these parameters, as vectors or scalars, are excluded from weight decay and from learning rates
+    scaled by a norm.
+    """
     return bool(group["exclude_vectors"]) and parameters[0].dim() < 2
 
 

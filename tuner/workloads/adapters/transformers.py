@@ -26,7 +26,7 @@ _HEADS = {
 }
 _MASKED = ("bert", "roberta", "distilbert", "deberta", "electra", "albert")
 _OWN = ("batch", "sequence", "task", "lr")
-"""Parameters that are not fields of the config."""
+"""Arguments of the workload that are its own, not fields of the config."""
 _DATASET_LENGTH = 65536
 _IMAGE_SIZE = 224
 """Default image size for configs that accept images of any size."""
@@ -126,7 +126,9 @@ class TransformersWorkload(Workload):
 
 
 def _is_block(module: Any) -> bool:
-    """Say whether a module has attention among its parts, or a residual connection around them."""
+    """Say whether a module is a block of the model: one of its children is an attention module, or it has a residual
+    connection (`shortcut`).
+    """
     return any("attention" in type(child).__name__.lower() for child in module.children()) or hasattr(
         module, "shortcut"
     )

@@ -33,7 +33,7 @@ BALANCE = (4.0, 1.0, 0.4)
 """Weights of the objectness loss, by level."""
 BOX_WEIGHT, OBJECTNESS_WEIGHT, CLASS_WEIGHT = 0.05, 0.7, 0.3
 NONE = -1
-"""Label of a place without a box."""
+"""Label of the padding entries in an image's list of boxes."""
 _DATASET_LENGTH = 65536
 
 
@@ -50,8 +50,8 @@ class ConvBlock(nn.Module):
 
 
 class Stages(nn.Module):
-    """Backbone that computes feature maps of images (B, 3, H, W) at strides from 8 on; the second and the third map
-    double the width.
+    """Backbone that computes feature maps of images (B, 3, H, W) at strides 8, 16, 32 and so on. The second and the
+    third map each have twice as many channels as the one before.
 
     Args:
         width: Channels of the map of stride 8.
@@ -180,7 +180,7 @@ class Detector(Workload):
 
 
 def boxes_of(xywh: torch.Tensor, labels: torch.Tensor) -> Boxes:
-    """Return the boxes of a batch from their padded form, (B, most, 4) and (B, most)."""
+    """Return the boxes of a batch from their padded form, (B, most, 4) with labels (B, most)."""
     image, place = (labels != NONE).nonzero(as_tuple=True)
     return Boxes(image, labels[image, place], xywh[image, place])
 
@@ -208,8 +208,8 @@ def detection_loss(predictions: list[torch.Tensor], boxes: Boxes, size: int) -> 
 
 
 def with_largest(objectness: torch.Tensor, at: Places, overlap: torch.Tensor) -> torch.Tensor:
-    """Return objectness targets (B, A, H, W) with overlaps at the given places, or the larger overlap where two boxes
-    share a place.
+    """Return objectness targets (B, A, H, W): at each given anchor, its overlap with its box, or the largest overlap if
+    several boxes share the anchor.
     """
     _, anchors, height, width = objectness.shape
     index = ((at.image * anchors + at.anchor) * height + at.row) * width + at.column
@@ -219,7 +219,7 @@ def with_largest(objectness: torch.Tensor, at: Places, overlap: torch.Tensor) ->
 def padded_loss(
     predictions: list[torch.Tensor], xywh: torch.Tensor, labels: torch.Tensor, size: int, assigner: Assigner
 ) -> torch.Tensor:
-    """Compute the same loss on tensors of a fixed size: every anchor that a box could have is a candidate, and most
+    """Compute YOLOv7's loss on tensors of a fixed size: every anchor that could learn a box is a candidate, and most
     candidates are masked out.
 
     Args:
@@ -252,7 +252,7 @@ def padded_loss(
 def _assigned(
     levels: list[Candidates], xywh: torch.Tensor, labels: torch.Tensor, assigner: Assigner
 ) -> list[torch.Tensor]:
-    """Return the number of the box of every candidate on every level, or -1."""
+    """Return, for every candidate on every level, the index of the box that it learns, or -1."""
     raw = torch.cat([level.raw.detach() for level in levels], 1)
     # In pixels of the first level's cells: overlaps do not depend on the unit.
     boxes = torch.cat([level.boxes.detach() * stride for level, stride in zip(levels, STRIDES, strict=True)], 1)

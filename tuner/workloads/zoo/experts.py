@@ -50,7 +50,7 @@ class Routing:
 
 
 def capacity_of(num_tokens: int, num_experts: int, top_k: int, factor: float) -> int:
-    """Return the number of tokens that an expert takes: its even share, times a factor."""
+    """Return an expert's capacity in tokens: its even share of the routed tokens, times the capacity factor."""
     return max(1, math.ceil(top_k * num_tokens / num_experts * factor))
 
 
@@ -119,7 +119,7 @@ class Experts(nn.Module):
 
 
 class ExpertLayer(nn.Module):
-    """Mixture-of-experts layer, as the module describes it.
+    """Mixture-of-experts layer: a router sends each token to one or two experts, which are feed-forward networks.
 
     Attributes:
         expert_implementation: "looped" or "batched".

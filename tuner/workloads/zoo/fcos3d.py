@@ -19,7 +19,7 @@ REGRESS_RANGES = ((-1.0, 48.0), (48.0, 96.0), (96.0, 192.0), (192.0, 384.0), (38
 
 
 def make_points(sizes: Sequence[tuple[int, int]], strides: Sequence[int], device: torch.device) -> Points:
-    """Return the centres of all cells, level by level, row by row.
+    """Return the centres of all cells of the feature maps, level by level, and row by row within a level.
 
     Args:
         sizes: Rows and columns of each level.

@@ -33,7 +33,7 @@ _DATASET_LENGTH = 65536
 
 
 class MonocularHead(nn.Module):
-    """Head that predicts for every point: classes, attributes, a box, one of two directions, centerness."""
+    """Head that predicts at every point: classes, attributes, a box, one of two directions, and centerness."""
 
     def __init__(self, width: int, depth: int, num_classes: int, num_attributes: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class MonocularHead(nn.Module):
             nn.init.constant_(head.bias[:num_classes], -math.log((1 - PRIOR) / PRIOR))
 
     def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, list[tuple[int, int]]]:
-        """Return predictions (B, P, parts) of all levels, and rows and columns of each level."""
+        """Return the predictions of all levels (B, P, parts), and each level's number of rows and columns."""
         levels = [head(level) for head, level in zip(self.heads, self.backbone(images), strict=True)]
         sizes = [(level.shape[2], level.shape[3]) for level in levels]
         return torch.cat([level.flatten(2) for level in levels], dim=2).transpose(1, 2), sizes
@@ -146,7 +146,8 @@ class Monocular3D(Workload):
 def monocular_loss(
     predictions: torch.Tensor, points: Points, targets: Targets, num_classes: int, num_attributes: int
 ) -> torch.Tensor:
-    """Compute FCOS3D's losses over a batch; all except the class loss only over points that learn a box.
+    """Compute FCOS3D's losses over a batch. The class loss covers all points; the others cover only points that learn a
+    box.
 
     Args:
         predictions: (B, P, parts).
@@ -184,8 +185,8 @@ def focal_loss(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
 
 
 def box_loss(predicted: torch.Tensor, wanted: torch.Tensor, stride: torch.Tensor) -> torch.Tensor:
-    """Compute the box loss of every point, with offsets in strides and the yaw by its sine; another output predicts the
-    direction.
+    """Compute the box loss of every point. Offsets are in units of the stride. Yaws are compared by the sine of their
+    difference, which cannot tell opposite directions apart; another output predicts the direction.
     """
     offset = wanted[:, :2] / stride[:, None]
     yaw_difference = torch.sin(predicted[:, 6:7] - wanted[:, 6:7])

@@ -17,7 +17,7 @@ from steptune.tuner.workloads.zoo.simota import ANCHOR_RATIO, NEIGHBOUR
 
 @dataclass(frozen=True)
 class Candidates:
-    """Candidates of one level.
+    """SimOTA's candidate anchors on one feature-map level, padded to a fixed number per image.
 
     Attributes:
         place: (B, M), indices among the predictions of an image.

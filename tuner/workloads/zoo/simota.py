@@ -24,14 +24,14 @@ from dataclasses import dataclass
 import torch
 
 ANCHOR_RATIO = 4.0
-"""Maximum ratio of the widths, and of the heights, of a box and an anchor that fits it."""
+"""Maximum ratio, in width and in height, between a box and an anchor shape that fits it."""
 NEIGHBOUR = 0.5
-"""Maximum distance, in cells, from a box's centre at which neighbouring cells are candidates too."""
+"""Maximum distance, in cells, between a box's centre and the edge of a neighbouring cell that is a candidate too."""
 TOP_OVERLAPS = 10
 OVERLAP_WEIGHT = 3.0
 _EPSILON = 1e-8
 _LEAST_LOGARITHM = -100.0
-"""Minimum of a logarithm in binary cross-entropy, as in torch."""
+"""Lower limit for logarithms in binary cross-entropy, as in torch."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,9 @@ class Boxes:
 
 @dataclass(frozen=True)
 class Places:
-    """Places of anchors on one level: image, anchor, row and column of cells."""
+    """Positions of anchors on one feature-map level: index of the image, index of the anchor, row and column of the
+    cell.
+    """
 
     image: torch.Tensor
     anchor: torch.Tensor
@@ -64,14 +66,15 @@ class Places:
 
 @dataclass(frozen=True)
 class Matches:
-    """Anchors of one level that learn a box, with the index of that box in the batch."""
+    """Anchors of one feature-map level that learn a box, with the index of that box in the batch."""
 
     places: Places
     box: torch.Tensor
 
 
 def find_candidates(boxes: Boxes, anchors: torch.Tensor, height: int, width: int) -> Places:
-    """Return the anchors of one level near the batch's boxes: up to three cells for each fitting anchor.
+    """Return the candidate anchors of one feature-map level: each anchor shape that fits a box, in up to three cells
+    around the box's centre.
 
     An anchor near two boxes is there twice.
 

@@ -58,7 +58,7 @@ class _SleepyModel(nn.Module):
 
 
 class Synthetic(Workload):
-    """Synthetic workload whose loading and forward pass sleep, as the module describes."""
+    """Synthetic workload whose loading and forward pass sleep for given numbers of milliseconds."""
 
     current: ClassVar[dict[str, Choice]] = {}
 

@@ -231,6 +231,19 @@ def test_a_first_compilation_that_takes_longer_than_expected_leaves_time_for_an_
     assert machine.now_s <= (1 + LONGEST_OVERRUN) * 60.0
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_compilation_is_not_ended_for_candidates_that_do_not_exist(seed):
+    """Where every choice compiles, time that is left for another one is of no use."""
+    machine = Machine(SEPARABLE, compile_s={"fusion": 42.0}, start_s=2.0, seed=seed)
+    strategies = [Hurried(s.name, s.category, s.levels) for s in SEPARABLE.strategies]
+    study = StudyRun(
+        machine, strategies=strategies, search="model", budget_s=60.0, max_trials=None, confirm_blocks=2, seed=seed
+    )
+    study.run()
+    first = next(trial.result for trial in study.trials if not trial.candidate.is_baseline)
+    assert first.failure is None
+
+
 def test_a_service_keeps_the_name_with_the_study_and_refuses_one_that_does_not_exist():
     assert StudyRequest(workload="zoo:synthetic", search="model").settings().search == "model"
     with pytest.raises(ValueError, match="there is no search 'modl'"):

@@ -1,5 +1,7 @@
 """Disturbing what rounding disturbs: by whom noise is shared, and by whom not."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -131,6 +133,38 @@ class Seen(nn.BatchNorm2d):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         self.had_channels_last = input.is_contiguous(memory_format=torch.channels_last)
         return super().forward(input)
+
+
+class Pair(nn.BatchNorm2d):
+    """Norm with a second output."""
+
+    def forward(self, input: torch.Tensor) -> Any:
+        return super().forward(input), input.mean()
+
+
+class Flat(nn.BatchNorm2d):
+    """Norm whose output has other dimensions."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input).flatten(1)
+
+
+@pytest.mark.parametrize("kind", [Pair, Flat])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_norm_with_outputs_of_its_own_runs_on(kind: type[nn.Module], layout: torch.memory_format) -> None:
+    norm = kind(3)
+    images = torch.randn(4, 3, 6, 6).to(memory_format=layout)
+    expected = norm(images)
+    with Disturbance(2.0**-24, seed=1).of_outputs(norm):
+        torch.testing.assert_close(norm(images), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_output_of_a_norm_on_a_slice_can_be_viewed() -> None:
+    """A slice has neither layout; its norm's output is contiguous."""
+    images = torch.randn(4, 6, 5, 5)[:, ::2]
+    norm = nn.BatchNorm2d(3)
+    with Disturbance(2.0**-24, seed=1).of_outputs(norm):
+        assert norm(images).view(4, -1).shape == (4, 75)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])

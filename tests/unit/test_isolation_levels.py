@@ -40,6 +40,7 @@ from steptune.tuner.emulation import DEVICES_VARIABLE, HOSTS_VARIABLE, NETWORKS_
 from steptune.tuner.errors import ChoiceError, IsolationUnavailableError, StoreError
 from steptune.tuner.records import FailureKind, Phase, new_id
 from steptune.tuner.trials import memory_use, scratch
+from steptune.tuner.trials import watch as quota_watch
 from steptune.tuner.trials.as_user import DisturbedError, run_as
 from steptune.tuner.trials.memory_use import memory_of
 from steptune.tuner.trials.scratch import LOCK, empty_temporary
@@ -280,6 +281,17 @@ class TestWatch:
         assert failure is not None
         assert (failure.kind, failure.phase) == (FailureKind.WORKLOAD_ERROR, Phase.MEASURE)
         assert "STEPTUNE_STUDY_DISK_BYTES" in failure.message
+
+    def test_files_that_exceed_are_told_once_or_where_they_are_to_be_counted_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "file").write_bytes(b"x" * (2 << 20))
+        monkeypatch.setattr(quota_watch, "INTERVAL_S", 0.0)
+        watch = Watch(tmp_path, self.quota())
+        assert watch.exceeded(Phase.MEASURE) is not None
+        assert watch.exceeded(Phase.MEASURE) is None
+        watch.count_again()
+        assert watch.exceeded(Phase.MEASURE) is not None
 
     def test_many_empty_files_count_too(self, tmp_path: Path) -> None:
         for number in range(101):

@@ -101,11 +101,15 @@ class SlowWatch:
 
     def __init__(self, failure: Failure | None = None) -> None:
         self.may_end = threading.Event()
+        self.is_counted_again = False
         self._failure = failure
 
     def exceeded(self, phase: Phase) -> Failure | None:
         self.may_end.wait(60)
         return self._failure
+
+    def count_again(self) -> None:
+        self.is_counted_again = True
 
 
 class TestQuota:
@@ -141,6 +145,24 @@ class TestQuota:
             assert following.result() is None
         assert early.failure is not None
         assert early.failure.message == FAILURE.message
+        assert late.failure is None
+        assert not watch.is_counted_again
+
+    def test_an_exceeded_quota_is_counted_again_where_the_jobs_have_ended_meanwhile(self, server: Server) -> None:
+        """A watch tells of files once, until there are more of them."""
+        watch = SlowWatch(FAILURE)
+        board = JobBoard(watch)  # type: ignore[arg-type]
+        board.add_server(server)  # type: ignore[arg-type]
+        early = start(board, server, "early")
+        server.say(TaskProgress(text="x"), job="early")
+        board.next_message(early)
+        server.other.send(JobEnded(job="early"))
+        assert board.next_message(early) is None
+        late = start(board, server, "late")
+        watch.may_end.set()
+        while not watch.is_counted_again:
+            server.say(TaskProgress(text="x"), job="late")
+            assert board.next_message(late) == TaskProgress(text="x")
         assert late.failure is None
 
 

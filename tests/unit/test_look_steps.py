@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from steptune.tuner.scripts.agent import window as agent_window
+from steptune.tuner.scripts.agent.files import SharedFolder
 from steptune.tuner.scripts.agent.trial_window import TrialWindow
 from steptune.tuner.scripts.agent.window import LEAST_STEPS, MOST_STEPS, PERIOD_STEPS, Phase, Window
 from steptune.tuner.scripts.guard_files import NUM_AUDITS, NUM_STEPS, NUM_WIDE
@@ -101,6 +104,32 @@ def test_steps_are_timed_again_after_the_recorded_ones_without_the_first(monkeyp
 def test_a_pause_in_one_block_after_the_recorded_steps_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     paused = [FAST_NS, FAST_NS, 50 * FAST_NS, *[FAST_NS] * 20]
     assert after_recording(paused, 10, monkeypatch).after_ns == FAST_NS
+
+
+@pytest.mark.parametrize("num_recorded", range(2, 11))
+def test_a_pause_after_the_recorded_steps_does_not_count_however_few_they_are(
+    num_recorded: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paused = [FAST_NS, 50 * FAST_NS, *[FAST_NS] * 20]
+    assert after_recording(paused, num_recorded, monkeypatch).after_ns == FAST_NS
+
+
+def test_all_ranks_record_as_many_steps_as_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that needs more steps than another waits for it in the script's own collectives."""
+    lasting = {0: 99_000_000, 1: 101_000_000}
+    lengths: dict[int, tuple[int, int]] = {}
+    for rank, time_ns in lasting.items():
+        monkeypatch.setattr(agent_window, "rank_and_size", lambda rank=rank: (rank, 2))
+        clock, made = [0], [time_ns] * 8
+        monkeypatch.setattr(agent_window, "perf_counter_ns", lambda clock=clock: clock[0])
+        window = Window(SharedFolder(str(tmp_path)), made, lambda: None)
+        while window.phase in (Phase.WARM_UP, Phase.TIMING):
+            made.append(time_ns)
+            clock[0] += time_ns
+            window.step_ended()
+        window._profiler.stop()
+        lengths[rank] = len(made), window._num_recorded
+    assert lengths[0] == lengths[1]
 
 
 def test_steps_are_not_timed_again_across_the_end_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:

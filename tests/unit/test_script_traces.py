@@ -29,6 +29,14 @@ def test_a_script_records_the_same_blocks_as_a_workload() -> None:
     assert {kind for _, kind, _, _ in known} == {"parameters", "gradients", "optimizer state"}
 
 
+def test_a_lazy_module_that_was_never_called_holds_nothing() -> None:
+    model = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.LazyLinear(3)])
+    optimizer = torch.optim.SGD(model[0].parameters())
+    known = known_blocks(model, optimizer)
+    assert len(known) == 2
+    assert len(tensor_blocks([model], [optimizer])) == 2
+
+
 def test_modules_that_share_parameters_hold_them_once() -> None:
     model, optimizer = trained()
     assert tensor_blocks([model, model[0]], [optimizer]) == tensor_blocks([model], [optimizer])

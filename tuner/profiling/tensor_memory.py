@@ -67,7 +67,7 @@ def known_blocks(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tu
             try:
                 # Of a tensor that is sharded across ranks, the part of this one.
                 storage = (tensor.to_local() if hasattr(tensor, "to_local") else tensor).untyped_storage()
-            except RuntimeError:  # a sparse tensor has no storage of its own
+            except (RuntimeError, ValueError):  # a sparse tensor has no storage, nor has a lazy module's before a call
                 continue
             if storage.nbytes() and tensor.device.type in ("cpu", "cuda"):
                 device = "cpu" if tensor.device.type == "cpu" else f"cuda:{tensor.device.index}"

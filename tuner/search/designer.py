@@ -347,12 +347,20 @@ class Designer:
 
     def longest_s(self, candidate: Candidate) -> float:
         """Return the maximum seconds until a trial's first window. While there is nothing to confirm, a compilation
-        that takes longer than expected must leave time for a trial without compilation and its confirmation.
+        that takes longer than expected must leave time for a trial without compilation and its confirmation, if a
+        choice is left to try that needs no compilation.
         """
         if self._has_something_to_confirm() or not self.space.compiles_again(candidate, self.reference):
             return self.left_s
+        if not self._has_another_without_compilation():
+            return self.left_s
         another_s = self.knowledge.expected_cost_s(self.reference, self.reference) + self._least_confirmation_s()
         return max(self.left_s - RESERVE_MARGIN * another_s, self.history.cost_s(candidate))
+
+    def _has_another_without_compilation(self) -> bool:
+        """Say whether a choice is left to try that needs no new compilation."""
+        untried = (self.space.combine(self.reference, [move]) for move, _ in self.knowledge.untried(self.incumbent))
+        return any(c is not None and not self.space.compiles_again(c, self.reference) for c in untried)
 
     def _reserve_s(self) -> float:
         """Return the seconds reserved for confirming the best candidate so far. They are 0 while this candidate is

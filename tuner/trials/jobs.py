@@ -232,11 +232,14 @@ class JobBoard:
             return
         self._reading = None
         failure = reading.result()
-        for job in jobs if failure else []:
-            if not job.ended and not job.killed:
-                assert failure is not None
-                self._fail(job, msgspec.structs.replace(failure, phase=job.phase))
-                self.kill(job)
+        if failure is None:
+            return
+        left = [job for job in jobs if not job.ended and not job.killed]
+        for job in left:
+            self._fail(job, msgspec.structs.replace(failure, phase=job.phase))
+            self.kill(job)
+        if not left and self._watch is not None:
+            self._watch.count_again()
 
     def _pump(self, timeout_s: float) -> None:
         for key, _ in self._selector.select(timeout_s):

@@ -35,7 +35,9 @@ def put_in_other_layout(part: torch.nn.Module, prepared: Callable[[Hook], Hook])
 
     def after(_: Any, arguments: Any, output: Any) -> Any:
         layouts = _layouts(arguments[0]) if arguments else None
-        return output if layouts is None else _Relaid.apply(output, *layouts)  # type: ignore[no-untyped-call]
+        if layouts is None or not isinstance(output, torch.Tensor) or output.dim() != arguments[0].dim():
+            return output  # of a user's subclass
+        return _Relaid.apply(output, *layouts)  # type: ignore[no-untyped-call]
 
     handles = part.register_forward_pre_hook(prepared(before)), part.register_forward_hook(prepared(after))
 
@@ -52,7 +54,9 @@ def _layouts(value: Any) -> tuple[torch.memory_format, torch.memory_format] | No
     if not is_tensor:
         return None
     last = LAYOUTS[value.dim()]
-    return (last, torch.contiguous_format) if value.is_contiguous() else (torch.contiguous_format, last)
+    if value.is_contiguous():
+        return last, torch.contiguous_format
+    return (torch.contiguous_format, last) if value.is_contiguous(memory_format=last) else None
 
 
 class _Relaid(torch.autograd.Function):

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ import psutil
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 LINUX = sys.platform == "linux"
+TURN_ATTEMPTS, TURN_PAUSE_S = 100, 0.02
+"""Maximum number of attempts to take a turn at stopping all processes, and the pause between two of them."""
 
 
 def _prctl(option: int, value: int) -> None:
@@ -121,7 +124,7 @@ def kill_all_others() -> None:
 
 
 @contextlib.contextmanager
-def others_stopped() -> Iterator[None]:
+def others_stopped(*, shares_user: bool) -> Iterator[None]:
     """Stop, in one system call, all processes to which this one may send a signal; let the survivors continue when the
     context ends.
 
@@ -129,15 +132,34 @@ def others_stopped() -> Iterator[None]:
     sessions before it shares them between processes: beside 250 sessions that fork without end, this process gets a
     few thousandths of a core, and searching for them while they run takes minutes.
 
+    Args:
+        shares_user: Whether other trial servers may be among them. Two that stopped each other at once would stay
+            stopped, so one waits for the other.
+
     Source: `sched(7)`, "The autogroup feature"
     """
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(-1, signal.SIGSTOP)
-    try:
-        yield
-    finally:
+    with _turn_of_user() if shares_user else contextlib.nullcontext():
         with contextlib.suppress(ProcessLookupError):
-            os.kill(-1, signal.SIGCONT)
+            os.kill(-1, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def _turn_of_user() -> Iterator[None]:
+    """Wait until no other process of this user is inside this context. User code of the same user can hold the lock, so
+    the wait is short; it counts attempts, because the clock runs on while this process is stopped.
+    """
+    with socket.socket(socket.AF_UNIX) as lock:
+        for _ in range(TURN_ATTEMPTS):
+            with contextlib.suppress(OSError):
+                lock.bind(f"\0steptune-stopping-{os.getuid()}")  # the kernel releases it when this process ends
+                break
+            time.sleep(TURN_PAUSE_S)
+        yield
 
 
 def prefer_for_oom_kill() -> None:

@@ -342,7 +342,7 @@ class TrialServer:
 
     def _kill(self, name: str) -> None:
         job = self._jobs.get(name)
-        with others_stopped() if self._alone else contextlib.nullcontext():
+        with others_stopped(shares_user=not self._own_pids) if self._alone else contextlib.nullcontext():
             for rank in job.alive if job else []:
                 rank.killed = True
                 kill_tree(rank.pid)

@@ -69,7 +69,7 @@ class ServerPool:
                 sandbox.as_user,
                 uid=sandbox.uid,
                 python=python,
-                servers=lambda: [server.pid for server in self.servers.values()],
+                servers=lambda: [server.pid for server in tuple(self.servers.values())],
                 fellows=sandbox.fellows,
             )
         self.board = JobBoard(self._watch, look)

@@ -81,13 +81,18 @@ class Watch:
         self._kernel_bytes = kernel_bytes() if sys.platform == "linux" else 0
         self._looked_s = 0.0
         self._memory_again_s = 0.0
-        self._counted: list[tuple[int, int]] = []
+        self._counted: dict[Path, tuple[int, int]] = {}
         """Free bytes and free inodes below each directory when the files were last counted."""
 
     def add(self, directory: Path) -> None:
-        """Include another directory of temporary files in the count of files and bytes."""
+        """Include another directory of temporary files in the count of files and bytes; another thread may be
+        counting.
+        """
         self._directories.append(directory)
-        self._counted = []
+
+    def count_again(self) -> None:
+        """Count all files at the next check: what the last one found had no consequence."""
+        self._counted = {}
 
     def exceeded(self, phase: Phase) -> Failure | None:
         """Return the failure for a limit that is exceeded now; None if none is, or if the last check was recent."""
@@ -159,11 +164,11 @@ class Watch:
         """Return the failure for exceeded disk space, or None. Count files at the first check, and again only after
         free space or free inodes have fallen by a tenth of the quota.
         """
-        free = [_free(directory) for directory in self._directories]
+        free = {directory: _free(directory) for directory in tuple(self._directories)}
         allowed = self._quota.disk_bytes, self._quota.num_files
-        if self._counted and not any(
-            before[kind] - now[kind] >= allowed[kind] // 10
-            for before, now in zip(self._counted, free, strict=True)
+        if self._counted.keys() == free.keys() and not any(
+            self._counted[directory][kind] - now[kind] >= allowed[kind] // 10
+            for directory, now in free.items()
             for kind in (0, 1)
         ):
             return None
@@ -196,7 +201,7 @@ class Watch:
     def _used(self) -> tuple[int, int]:
         if self._as_user:
             return _usage_of_user(self._as_user, self._directories)
-        used = [_usage(directory) for directory in self._directories]
+        used = [_usage(directory) for directory in tuple(self._directories)]
         num_bytes, num_files = (sum(counts) for counts in zip(*used, strict=True))
         return num_bytes, num_files
 

@@ -93,7 +93,8 @@ class Calls:
             rate = given.get("p", 0.5) if trains else 0.0
             if self.off and name == "dropout":
                 given["p"] = 0.0
-            return self._dropped(name, rate, original(input, **given), input)
+            is_in_place = bool(given.get("inplace"))
+            return self._dropped(name, rate, original(input, **given), input, is_in_place=is_in_place)
 
         return dropout
 
@@ -126,19 +127,24 @@ class Calls:
 
         return step
 
-    def _dropped(self, name: str, rate: Any, output: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+    def _dropped(
+        self, name: str, rate: Any, output: torch.Tensor, given: torch.Tensor, *, is_in_place: bool = False
+    ) -> torch.Tensor:
         """Note a call that would have applied dropout, but only once a gradient reaches its output: dropout in an
-        output that no loss depends on does not affect training.
+        output that no loss depends on does not affect training. A call in place is noted at once, because its output
+        may be used by its input's name.
         """
         if not self.off or not rate or torch.compiler.is_compiling() or _is_in_backward():
             return output
         if name == "dropout":
             self.used = True
         call = name if name.startswith(DROPOUT) else f"{DROPOUT} {name}"
-        if not output.requires_grad:  # as in a re-entrant checkpoint, whose backward pass repeats the call
+        # As in a re-entrant checkpoint, whose backward pass repeats the call.
+        if is_in_place or not output.requires_grad:
             self._note(call, rate)
             return output
-        output = output.view_as(output) if output is given else output
+        if output is given or output._is_view():  # a change in place removes the hooks of a view
+            output = output.clone()
         arrived = False
 
         def note(gradient: torch.Tensor) -> None:

@@ -40,16 +40,19 @@ class SharedFolder:
             return False
         return True
 
-    def announce(self, step: int) -> None:
-        """Announce to the other ranks the step at which all ranks record."""
-        self._write("begin", str(step))
+    def announce(self, step: int, num_recorded: int) -> None:
+        """Announce to the other ranks the step at which all ranks record, and the number of steps."""
+        self._write("begin", f"{step} {num_recorded}")
 
-    def announced(self) -> int | None:
-        """Return the step at which all ranks record, once rank 0 has announced it; None before."""
+    def announced(self) -> tuple[int, int] | None:
+        """Return the step at which all ranks record, and the number of steps, once rank 0 has announced them; None
+        before.
+        """
         try:
-            return int((self._path / "begin").read_text(encoding="utf-8"))
+            step, num_recorded = (self._path / "begin").read_text(encoding="utf-8").split()
         except FileNotFoundError:
             return None
+        return int(step), int(num_recorded)
 
     def trace(self, rank: int) -> Path:
         return self._path / f"trace-{rank}.json"

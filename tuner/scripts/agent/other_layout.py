@@ -29,7 +29,9 @@ def put_in_other_layout(part: torch.nn.Module) -> Callable[[], None]:
 
     def after(_: Any, arguments: Any, output: Any) -> Any:
         layouts = _layouts(arguments[0]) if arguments else None
-        return output if layouts is None else _Relaid.apply(output, *layouts)  # type: ignore[no-untyped-call]
+        if layouts is None or not isinstance(output, torch.Tensor) or output.dim() != arguments[0].dim():
+            return output  # of a user's subclass
+        return _Relaid.apply(output, *layouts)  # type: ignore[no-untyped-call]
 
     handles = part.register_forward_pre_hook(before), part.register_forward_hook(after)
 
@@ -48,7 +50,9 @@ def _layouts(value: Any) -> tuple[torch.memory_format, torch.memory_format] | No
     if not is_tensor:
         return None
     last = LAYOUTS[value.dim()]
-    return (last, torch.contiguous_format) if value.is_contiguous() else (torch.contiguous_format, last)
+    if value.is_contiguous():
+        return last, torch.contiguous_format
+    return (torch.contiguous_format, last) if value.is_contiguous(memory_format=last) else None
 
 
 class _Relaid(torch.autograd.Function):

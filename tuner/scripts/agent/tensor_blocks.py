@@ -44,5 +44,5 @@ def _storage(tensor: Any) -> Any:
     try:
         local: Any = tensor.to_local() if hasattr(tensor, "to_local") else tensor
         return local.untyped_storage()
-    except RuntimeError:  # a sparse tensor
+    except (RuntimeError, ValueError):  # a sparse tensor; a parameter of a lazy module that was never called
         return None

@@ -7,7 +7,8 @@
     detail      one more step with call stacks and shapes, which is never timed
     over        recorded, or refused
 
-Rank 0 decides when to record, three steps ahead; the others read the number of the step from the shared folder.
+Rank 0 decides when to record, three steps ahead, and how many steps; the others read both from the shared folder: all
+ranks end after the same step.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ MOST_BLOCK_STEPS = 8
 RECORDED_S = 0.6
 MOST_RECORDED_STEPS = 10
 AGAIN_BLOCKS, MOST_AGAIN_STEPS = 3, 6
-"""Maximum numbers of blocks and of steps that are timed after the recorded ones. A script may end there, before the
-step with call stacks.
+"""Minimum number of blocks, and maximum number of steps, that are timed after the recorded ones, unless one step was
+recorded: then one is. Of fewer blocks the median is the longest. A script may end there, before the step with call
+stacks.
 """
 ANNOUNCED_AHEAD = 3
 """Number of steps from rank 0's announcement to the first recorded one: ranks that exchange gradients are never further
@@ -220,12 +222,13 @@ class Window:
         several = self._num_ranks > 1
         self._begin_at = self.num_steps + (ANNOUNCED_AHEAD if several else 0)
         if several:
-            self._folder.announce(self._begin_at)
+            self._num_recorded = self._length()
+            self._folder.announce(self._begin_at, self._num_recorded)
 
     def _follow(self) -> None:
         """Record at the step that rank 0 announced, once the announcement exists."""
         if self._begin_at is None:
-            self._begin_at = self._folder.announced()
+            self._begin_at, self._num_recorded = self._folder.announced() or (None, 0)
         if self._begin_at is not None and self.num_steps >= self._begin_at and self._claimed():
             self._begin_recording()
 
@@ -257,7 +260,7 @@ class Window:
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_initialized():
             activities.append(ProfilerActivity.CUDA)
-        self._num_recorded = self._length()
+        self._num_recorded = self._num_recorded or self._length()
         self._recorded_from = self.num_steps
         self._profiler = profile(
             activities=activities, schedule=schedule(wait=0, warmup=1, active=self._num_recorded, repeat=1)
@@ -287,17 +290,18 @@ class Window:
 
     def _begin_again(self) -> None:
         """Begin to time steps again. The first one finds cold caches after the writing of the trace and does not count,
-        unless steps are slow.
+        unless steps are so long that one was recorded: ranks agree on that number.
         """
-        self._num_again = min(self._num_recorded, MOST_AGAIN_STEPS)
-        skipped = 0 if self._is_slow() else 1
+        is_one = self._num_recorded == 1
+        self._num_again = 1 if is_one else min(max(self._num_recorded, AGAIN_BLOCKS), MOST_AGAIN_STEPS)
+        skipped = 0 if is_one else 1
         rest = self._remaining()
         if rest is not None and self._num_ranks == 1 and rest[0] < skipped + self._num_again + 1:
             self._begin_detail()
             return
         self.phase = Phase.AGAIN
         self._again_from = self.num_steps + skipped
-        self._block_steps = -(-self._num_again // AGAIN_BLOCKS)
+        self._block_steps = max(1, self._num_again // AGAIN_BLOCKS)
         self._block_begin_ns = perf_counter_ns()
 
     def _time_again(self) -> None:

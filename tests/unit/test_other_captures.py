@@ -108,7 +108,7 @@ def test_a_file_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(whole_files, "MOST_BYTES", 1 << 20)
     path = tmp_path / "results.json.gz"
     path.write_bytes(gzip.compress(b'{"rocprofiler-sdk-tool": [' + b"[]," * (1 << 20)))
-    with pytest.raises(TraceError, match="more than 1 MiB: record a shorter stretch"):
+    with pytest.raises(TraceError, match="more than 1 MiB: record a shorter trace"):
         read_trace(path)
 
 

@@ -138,6 +138,6 @@ class Translation:
         self._pending.clear()
         if self._columns.num_events > MOST_EVENTS:
             raise TraceError(
-                f"it is {self._what} with more than {MOST_EVENTS:,} events: record or export a shorter stretch (ten "
+                f"it is {self._what} with more than {MOST_EVENTS:,} events: record or export a shorter trace (ten "
                 "steps are enough)"
             )

@@ -46,7 +46,7 @@ def json_of(path: Path) -> Any:
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise TraceError("the compressed file is truncated or damaged: copy it again") from None
     if len(text) > MOST_BYTES:
-        raise TraceError(f"it has more than {MOST_BYTES >> 20} MiB: record a shorter stretch (ten steps are enough)")
+        raise TraceError(f"it has more than {MOST_BYTES >> 20} MiB: record a shorter trace (ten steps are enough)")
     check_decoded_size(text, MOST_DECODED_BYTES)
     try:
         return msgspec.json.decode(text)

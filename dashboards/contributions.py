@@ -12,7 +12,7 @@ from steptune.dashboards.sources import TrialSource
 
 
 class ContributionRow(NamedTuple):
-    """A strategy with at least one trial; unknown values are NaN."""
+    """Trials, gain and search time of one strategy with at least one trial; unknown values are NaN."""
 
     strategy: str
     num_tried: int

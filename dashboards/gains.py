@@ -32,7 +32,9 @@ class GainRow(NamedTuple):
 
 
 def get_gains_info(source: TrialSource, study_id: str) -> list[GainRow]:
-    """Return one row for each accepted part, in the order of the recommendation; empty without a recommendation."""
+    """Return one row for each accepted part, in the order of the recommendation; an empty list if there is no
+    recommendation.
+    """
     recommendation = source.recommendation(study_id)
     if recommendation is None:
         return []

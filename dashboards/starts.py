@@ -9,7 +9,7 @@ from steptune.tuner.records import Candidate, Purpose, Trial, TrialResult
 
 TODAY, RECOMMENDED, BEST_SO_FAR = "today", "recommended", "best so far"
 NEAREST = "nearest that fits"
-"""Name of the reference if today's settings ran out of memory and could not be the reference."""
+"""Name of the configuration that serves as the reference if today's settings ran out of memory."""
 
 
 def results(trials: Sequence[Trial]) -> list[TrialResult]:

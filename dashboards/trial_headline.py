@@ -58,7 +58,7 @@ def get_trial_headline(
     decisions: Sequence[Decision] = (),
     recommendation: Recommendation | None = None,
 ) -> TrialHeadline:
-    """Return the rate of a measured trial; for any other, the reason why there is none.
+    """Return the headline of a trial: the rate that it measured, or else the reason why it has none.
 
     Args:
         decisions: Decisions of its study; those that rest on this trial are shown.
@@ -141,8 +141,8 @@ def _step_fact(result: TrialResult, figures: TrialFigures) -> Fact | None:
 
 
 def _estimate_fact(result: TrialResult, decisions: Sequence[Decision]) -> Fact | None:
-    """State the estimate that a decision used, from this run and the runs interleaved with it. State no estimate for a
-    busy machine, because other load slows the compared runs unequally.
+    """State the estimate on which a decision relied, from this run and the runs interleaved with it. If the machine was
+    busy, no estimate is stated, because other load slows the compared runs unequally.
     """
     gains = [d.measured_gain for d in decisions if d.measured_gain is not None and math.isfinite(d.measured_gain)]
     if not gains or not result.clean_windows or result.purpose in (Purpose.CONFIRM, Purpose.CONTRIBUTION):
@@ -155,7 +155,7 @@ def _estimate_fact(result: TrialResult, decisions: Sequence[Decision]) -> Fact |
 
 
 def _configuration_fact(result: TrialResult, recommendation: Recommendation | None) -> Fact | None:
-    """State the speed of the trial's configuration as the study states it."""
+    """State the speed of the trial's configuration, as given by the study's recommendation."""
     speed = None if recommendation is None else speed_of(recommendation, result.candidate)
     if speed is None or speed.method is Method.REFERENCE:
         return None

@@ -85,7 +85,7 @@ def get_under_way(
 
 
 def _why(trial: Trial, before: dict[str, Choice], findings: Sequence[Finding]) -> str:
-    """Return why a trial is run: the finding that its change addresses, else the trial's purpose."""
+    """Return the reason for a trial: the finding that its change addresses, or else the trial's purpose."""
     if trial.purpose in WHY:
         return WHY[trial.purpose]
     changed = _changed(trial.candidate, before)

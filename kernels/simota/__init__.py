@@ -18,7 +18,8 @@ MAX_TOP = 32
 
 
 class Assigner:
-    """Assignment as a part of a loss: computed image by image unless `fused_kernels` replaces it by the kernel.
+    """Assignment of boxes to candidates, as a part of a loss. It is computed image by image unless `fused_kernels`
+    replaces it by the kernel.
 
     Attributes:
         in_one_pass: Whether the assigner never waits for the device: passing a fixed number of candidates then beats

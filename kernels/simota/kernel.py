@@ -33,7 +33,7 @@ def _entropy_of_right(probability):
 
 @triton.jit
 def _places(x, y, reach, left, top, right, bottom):
-    """Return which priors lie in a box, and which near its centre."""
+    """Return two masks: the priors inside a box, and the priors near its centre."""
     in_box = (x > left) & (y > top) & (x < right) & (y < bottom)
     across = tl.abs(x - (left + right) / 2)
     down = tl.abs(y - (top + bottom) / 2)
@@ -196,8 +196,8 @@ def simota_choices(
 
 @triton.jit
 def simota_conflicts(costs, taken, found, num_candidates, num_boxes, BLOCK_M: tl.constexpr, BLOCK_G: tl.constexpr):
-    """Write each candidate's box, or -1 (B, M). If several boxes took a candidate, it gets the cheapest of all
-    boxes.
+    """Write the index of each candidate's box, or -1 for none, in shape (B, M). A candidate that several boxes took
+    gets the cheapest of all boxes.
     """
     image = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)

@@ -74,7 +74,7 @@ def assign(
 
 
 def _places(priors_m3: Tensor, wanted_g4: Tensor, radius: float) -> tuple[Tensor, Tensor]:
-    """Return which priors lie in which box, and which near its centre, each (G, M)."""
+    """Return two masks of shape (G, M): the priors inside each box, and the priors near its centre."""
     x, y, stride = priors_m3.unbind(1)
     left, top, right, bottom = (side[:, None] for side in wanted_g4.unbind(1))
     in_box = (x > left) & (y > top) & (x < right) & (y < bottom)
@@ -84,7 +84,7 @@ def _places(priors_m3: Tensor, wanted_g4: Tensor, radius: float) -> tuple[Tensor
 
 
 def _overlaps(first: Tensor, second: Tensor) -> Tensor:
-    """Return the intersection over union of all pairs of boxes: (G, 4) and (M, 4) to (G, M)."""
+    """Return the intersection over union of each of G boxes with each of M boxes, in shape (G, M)."""
     low = torch.maximum(first[:, None, :2], second[None, :, :2])
     high = torch.minimum(first[:, None, 2:], second[None, :, 2:])
     shared = (high - low).clamp(min=0).prod(2)
@@ -101,7 +101,7 @@ def _class_costs(labels: Tensor, objectness: Tensor, classes: Tensor) -> Tensor:
 
 
 def _match(cost: Tensor, overlap: Tensor, top: int) -> Tensor:
-    """Return the box of every candidate of one image, or -1."""
+    """Return the index of each candidate's box for one image; -1 for a candidate without a box."""
     counts = overlap.topk(min(top, overlap.shape[1]), dim=1).values.sum(1).int().clamp(min=1)
     taken = torch.zeros_like(cost, dtype=torch.bool)
     for box, count in enumerate(counts.tolist()):

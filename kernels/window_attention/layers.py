@@ -33,7 +33,9 @@ def reason_against(
 
 
 def scale_reason(logit_scale: Tensor) -> str | None:
-    """Return why the scale of a cosine attention is too large for the published mask; None where it is not."""
+    """Return the reason why the scale of a cosine attention is too large for the published mask; None if it is small
+    enough.
+    """
     scale = float(cosine_scale(logit_scale.detach()).max())
     if scale > LARGEST_SCALE:
         return (

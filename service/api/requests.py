@@ -42,7 +42,7 @@ class Constraints(Body):
 
 
 class StudyRequest(Body):
-    """A study to be run. Give `workload`, or `workload_id` of one that was uploaded."""
+    """A study to be run. Give `workload`, or the `workload_id` of an uploaded workload."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"workload": "zoo:synthetic", "budget_s": 60}]})
 

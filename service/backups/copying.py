@@ -31,12 +31,12 @@ _LOAD = {"sqlite": sqlite.load, "postgresql": postgresql.load}
 
 
 class BackupReport(Record):
-    """Size of a backup, and numbers of its files."""
+    """Size of a backup, number of its files, and number of missing files."""
 
     size_bytes: int
     num_artifacts: int
     num_missing: int
-    """Number of files to which rows refer, but which are missing."""
+    """Number of missing files to which database rows refer."""
 
 
 class RestoreReport(Record):
@@ -44,7 +44,8 @@ class RestoreReport(Record):
 
     revision: str
     is_current: bool
-    """True if the restored schema is this version's; otherwise, `steptune db upgrade` must follow."""
+    """True if the restored schema is the one of this version of Steptune; otherwise, `steptune db upgrade` must follow.
+    """
     num_artifacts: int
 
 

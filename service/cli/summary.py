@@ -1,4 +1,4 @@
-"""A study's answer on a terminal: the same facts, in the same order, as in the report."""
+"""Summary of a study on a terminal: the same facts, in the same order, as in the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`verify`: comparison of an answer with today's settings, in a longer training or in the user's own script."""
+"""`verify`: comparison of a study's recommendation with today's settings, in a longer training or in the user's own
+script.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,8 @@ def verify(
     isolation: Isolation = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run an answer and today's settings side by side, and compare their losses; for a script, also their speeds.
+    """Run a study's recommendation and today's settings side by side, and compare their losses; for a script, also
+    compare their speeds.
 
     Write a script's command after `--`, as it was tuned: `steptune verify -- python train.py --lr 1e-3`.
     """

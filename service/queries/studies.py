@@ -39,15 +39,15 @@ class StudyFilter:
 
 
 class Owner(NamedTuple):
-    """Owner of a row; None where the command line made it."""
+    """Existence and owner of a study; the owner is None if the command line created the study."""
 
     exists: bool
     owner_id: str | None
 
 
 def list_studies(engine: Engine, wanted: StudyFilter, *, limit: int, before: str | None) -> list[StudySummary]:
-    """Return studies with ids below `before`, the newest first: up to `limit` + 1, so that the caller sees if there are
-    more.
+    """Return studies with ids below `before`, the newest first: up to `limit` + 1 studies, so that the caller sees
+    whether there are more than `limit`.
     """
     given = {name: value for name, value in dataclasses.asdict(wanted).items() if value is not None}
     if before is not None:
@@ -82,7 +82,7 @@ def owners_of(engine: Engine, study_ids: Sequence[str]) -> dict[str, str | None]
 
 
 def version_of_study(engine: Engine, study_id: str) -> int | None:
-    """Return the version of a study's queue entry; None without one."""
+    """Return the version of a study's queue entry; None if the study has no queue entry."""
     with reading(engine) as session:
         return session.scalar(select(QueueEntryRow.version).where(QueueEntryRow.study_id == study_id))
 

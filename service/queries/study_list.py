@@ -1,4 +1,4 @@
-"""Queries of studies for the pages' list: with the answer, searched, filtered and sorted."""
+"""Queries for the web list of studies: the list can be searched, filtered and sorted, and shows each study's result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from steptune.tuner.records import Verdict
 
 @dataclass(frozen=True, kw_only=True)
 class ListQuery:
-    """Filters, order and cursor of the list; an empty filter accepts any.
+    """Filters, order and cursor of the list of studies; an empty filter accepts every study.
 
     Attributes:
         owner_id: Owner of the listed studies; None for all.
@@ -44,7 +44,7 @@ class ListQuery:
 
 
 class ListedPage(NamedTuple):
-    """A page of the list; the cursor of the next page is empty on the last one."""
+    """One page of the list of studies; `next_cursor` is empty on the last page."""
 
     studies: tuple[ListedStudy, ...]
     next_cursor: str

@@ -36,7 +36,7 @@ class Limits:
     disabled: bool = False
 
     def exceeded_by(self, usage: Usage) -> str:
-        """Return the reason why none of the user's studies may start; empty where one may."""
+        """Return the reason why none of the user's studies may start; empty if there is no such reason."""
         if self.disabled:
             return "its user to be enabled by an administrator"
         if self.max_running is not None and usage.running >= self.max_running:

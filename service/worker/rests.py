@@ -45,7 +45,7 @@ class Rests:
         return frozenset(owner_id for owner_id, (_, until_s) in self._pauses.items() if until_s > now)
 
     def next_s(self) -> float:
-        """Return the seconds until the first of these pauses ends; infinity where there is none."""
+        """Return the seconds until the first of the owners' pauses ends; infinity if no owner has a pause."""
         now = now_s()
         return min((until_s - now for _, until_s in self._pauses.values() if until_s > now), default=math.inf)
 

@@ -123,8 +123,8 @@ def saved(situation: Situation, today: Reduction, then: Reduction, *, slack: flo
 
 
 def _sharded(situation: Situation, topology: Topology, exchange: Exchange) -> Reduction:
-    """Return the cost of reductions with FSDP units of equal size: each unit's weights are gathered ahead of each pass,
-    and its gradients are scattered after each backward pass.
+    """Return the cost of reductions with FSDP units of equal size: each unit's weights are all-gathered ahead of each
+    pass, and its gradients are reduce-scattered after each backward pass.
     """
     model = situation.workload.model
     formats = formats_of(model, topology.num_ranks, exchange)

@@ -60,7 +60,9 @@ class Exporter(ABC):
         return self.usage
 
     def not_expressible(self, recommendation: Recommendation) -> tuple[str, ...]:
-        """Return one sentence for each setting that the target cannot express; none is approximated."""
+        """Return one sentence for each setting that the target cannot express. The export never approximates such a
+        setting.
+        """
         return ()
 
     def lost(self, recommendation: Recommendation) -> tuple[str, ...]:

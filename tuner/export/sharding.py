@@ -20,7 +20,7 @@ STRATEGY = ShardingSetting.strategy
 
 @dataclass(frozen=True, kw_only=True)
 class Mode:
-    """One sharding mode in the terms of the targets; None where a target lacks it.
+    """Equivalents of one sharding mode in other tools; None where a tool has no equivalent.
 
     Attributes:
         fsdp1: Sharding strategy of FSDP1.
@@ -79,7 +79,7 @@ class Sharding:
         return MODES[self.mode]
 
     def unsaid(self, depth: str = NO_DEPTH) -> dict[str, str]:
-        """Return the parameters that no target has a setting for, with the reasons.
+        """Return the parameters of the `sharding` choice that no target tool has a setting for, each with the reason.
 
         Args:
             depth: Reason why the target does not gather several units ahead.
@@ -97,7 +97,9 @@ class Sharding:
 
 
 def reduced_by_fsdp(choice: Choice, recommendation: Recommendation) -> dict[str, str]:
-    """Return, by parameter, the reason why no hook can compress gradients; empty where DDP reduces the gradients."""
+    """Return, for each parameter of a gradient compression, the reason why no hook can apply it; empty where DDP
+    reduces the gradients.
+    """
     if sharding_of(recommendation).mode not in ("full", "grad_op", "hybrid"):
         return {}
     return dict.fromkeys(choice, "FSDP reduces in bfloat16 by MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)")

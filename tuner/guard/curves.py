@@ -48,8 +48,8 @@ class Protocol(Record):
     num_audits: int = 0
     """Number of further pointwise steps that each begin from the initial parameters."""
     num_draws: int = 0
-    """Number of steps of a candidate that each begin from the initial parameters and draw new masks; they replace the
-    curve.
+    """Number of steps of a candidate that each begin from the initial parameters and draw new masks. These steps
+    replace the curve part of the protocol.
     """
 
     @property
@@ -117,7 +117,7 @@ class GuardReference(Record):
     eager: bool = False
     """True if the reference was made without the compilation in its settings."""
     averages: tuple[Average, ...] = ()
-    """Buffers that average weights."""
+    """Buffers that hold averages of weights."""
     masks: dict[str, ModuleMasks] = {}  # noqa: RUF012
     """Masks by module, for modules that set a part of their input to zero."""
     peak_bytes: int = 0
@@ -274,8 +274,8 @@ def _check_pointwise(
 
 
 def _rounding(reference: GuardReference, unit_roundoff: float) -> Tolerance:
-    """Return the tolerance at this roundoff, or at the next coarser one that was measured. Where runs of the same
-    settings differ by more, that difference counts, up to its own bound.
+    """Return the tolerance at this roundoff, or at the next coarser one that was measured. The tolerance is widened to
+    the difference between runs of the same settings, up to that difference's own bound.
     """
     rounding = _measured(reference, unit_roundoff)
     return widest([rounding, _at_most(reference.repetition, _repetition_bound(reference))])

@@ -1,5 +1,5 @@
-"""Comparison of how masks of dropout and similar modules scatter gradients, for candidates that draw other masks than
-the reference.
+"""Comparison of how much masks of dropout and similar modules make gradients vary, for candidates that draw other masks
+than the reference.
 
 Steps that begin from the same parameters, on one batch, differ only by the masks that they draw. The reference draws
 several masks, and its gradients scatter around their mean. The candidate's gradients must scatter around the same mean
@@ -44,7 +44,7 @@ GROUP = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Scatter:
-    """Scatter of gradients over the reference's runs.
+    """Statistical scatter of the gradients over the reference's runs.
 
     Attributes:
         means: Gradients of each step, averaged over the seeds; a single entry for draws, which all are of one step.
@@ -86,7 +86,7 @@ class Scatter:
 
 
 def measure_draws(draws: Sequence[Tensors]) -> Scatter | None:
-    """Measure how masks scatter the gradients of the reference's draws.
+    """Measure how much masks make gradients vary over the reference's draws.
 
     Args:
         draws: Gradients of steps that began from the same parameters, on one batch, each with a seed of its own.
@@ -174,7 +174,7 @@ def _off(draws: Sequence[Tensors], mean: Tensors, name: str) -> torch.Tensor:
 
 
 def measure_scatter(runs: Sequence[Sequence[Tensors]]) -> Scatter | None:
-    """Measure how masks scatter the gradients of the reference's runs over several seeds.
+    """Measure how much masks make gradients vary over the reference's runs with several seeds.
 
     Args:
         runs: Steps of each seed. Candidates run with the first seed and may draw the same masks, so that its run is

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Selection of interfaces or ports by a variable.
+    """Selection of network interfaces or ports by one of NCCL's environment variables.
 
     Attributes:
         names: Pairs of a name (or its prefix) and a port; an empty port selects all ports.
@@ -19,7 +19,7 @@ class Selection:
 
     @classmethod
     def parse(cls, setting: str) -> Selection:
-        """Parse the value of a variable."""
+        """Parse the value of NCCL_SOCKET_IFNAME or NCCL_IB_HCA."""
         wanted = setting.strip()
         excluding = wanted.startswith("^")
         wanted = wanted.removeprefix("^")

@@ -38,7 +38,7 @@ MAX_EVENT_OVERHEAD_NS = 3_000
 def breakdown_of(
     capture: Capture, device: str, segments: Segments, unprofiled_step_time_ns: int | None = None
 ) -> Breakdown:
-    """Return the breakdown of a device or CPU, from its segments summed by step."""
+    """Return the breakdown of a device or the CPU, from time segments with one category each."""
     boundaries = capture.steps.boundaries
     number = None if device == "cpu" else int(device.removeprefix("cuda:"))
     by_step = histogram(segments.start, segments.end, segments.category, len(CATEGORIES), boundaries)
@@ -113,7 +113,9 @@ def rescale(
 
 
 def _take(values: dict[str, float], amount: float, weights: dict[str, float]) -> float:
-    """Subtract an amount from values in proportion to weights, none below zero; return the remainder."""
+    """Subtract an amount from values in proportion to weights, without making any value negative; return the part that
+    could not be subtracted.
+    """
     open_names = {n for n, weight in weights.items() if weight > 0 and values[n] > 0}
     while amount > 1e-6 and open_names:
         total = sum(weights[n] for n in open_names)

@@ -95,7 +95,9 @@ def _least_times(work: Work, kernel: str, peak: Peak) -> tuple[float, float, flo
 
 
 def _arithmetic(dtype: str, kernel: str) -> str:
-    """Return the arithmetic of a matmul by its argument dtype; for FP32 the kernel's name tells whether it is TF32."""
+    """Return the dtype in which a matmul computes, from the dtype of its arguments. For FP32, the kernel's name tells
+    whether it is TF32.
+    """
     if dtype.startswith(FLOAT8):
         return FLOAT8
     if dtype != "float":
@@ -105,7 +107,7 @@ def _arithmetic(dtype: str, kernel: str) -> str:
 
 
 def _main_kernels(capture: Capture, calls: OperatorCalls, groups: CallGroups) -> dict[int, str]:
-    """Return the name of the kernel with the most time, by group."""
+    """Return, for each group of calls, the name of the kernel with the most time."""
     work, host = capture.trace.work, capture.trace.host
     group_of = np.full(len(host), -1, dtype=np.int64)
     group_of[groups.row] = groups.group

@@ -25,7 +25,7 @@ LARGER_BATCH = 2
 WORTHWHILE = 0.01
 """Minimum relative gain for which a scenario is shown."""
 FIXED = (*HOST_CATEGORIES, Category.OPTIMIZER, Category.COMMUNICATION)
-"""Categories whose cost per step does not depend on the batch: launches, the optimizer, sending gradients to other
+"""Categories whose cost per step does not depend on the batch size: launches, the optimizer, sending gradients to other
 ranks.
 """
 

@@ -101,7 +101,7 @@ class Window(Record):
     step_p50_ns: int
     step_p80_ns: int
     queue_depth_start: int
-    """Batches that the loader held ready or in flight at the start of the window."""
+    """Number of batches that the loader had ready or in flight at the start of the window."""
     queue_depth_end: int
     foreign_cpu_share: float
     """CPU time used by other processes during the window, as a share of all cores."""

@@ -84,7 +84,7 @@ def _item(name: str, text: str, otherwise: str = "not seen") -> Item:
 
 
 def short_place(place: str, folder: str) -> str:
-    """Return a place relative to the script's folder, if the place is below that folder."""
+    """Return a source location (`file:line`), relative to the script's folder if the file is in that folder."""
     path, _, rest = place.rpartition(":")
     pure = PurePath(path)
     return f"{pure.relative_to(folder) if pure.is_relative_to(folder) else pure}:{rest}" if path else place

@@ -9,8 +9,8 @@ from steptune.tuner.records import GuardCheck
 from steptune.tuner.trials.guard_checks import OUTPUT_DEVICES, output_check
 
 Outputs = Mapping[str, Sequence[float]]
-"""Deviation of each module's output from its output in FP32, as two numbers in unit roundoffs: the difference, and the
-excess in size; empty where it could not be computed.
+"""Deviation of each module's output from its output in FP32, as two numbers in unit roundoffs: the relative difference,
+and the relative excess along the FP32 output. Empty where it could not be computed.
 """
 
 

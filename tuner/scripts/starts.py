@@ -1,4 +1,4 @@
-"""Starts of a script: its command again, or a trial from the frozen copy of its process."""
+"""Runs of a script: each run repeats its command, or continues from the frozen copy of its process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Start:
 
 
 class ScriptStarts:
-    """Starts of an inspected command.
+    """Runs of an inspected command, from the beginning or from its frozen copy.
 
     Args:
         look: Inspection of the command.
@@ -114,21 +114,21 @@ class ScriptStarts:
         return starting + deadlines.measure_s + deadlines.profile_s + deadlines.report_s
 
     def _for_copy(self, copy: FrozenCopy, trial: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a trial's task with the paths of its files in the copy's view."""
+        """Return a trial's task, with the paths of its files as the frozen copy sees them."""
         guard = trial["guard"]
         if guard is None or guard["reference"] is None:
             return dict(trial)
         return {**trial, "guard": {**guard, "reference": str(copy.shared(Path(guard["reference"])))}}
 
     def longest_fork_s(self, longest_s: float | None) -> float:
-        """Return the time limit of a trial from the copy that compiles nothing, shorter than that of a run of the
-        command, so that a hang is found early.
+        """Return the time limit of a trial that starts from the frozen copy and compiles nothing. It is shorter than
+        that of a run of the command, so that a hang is found early.
         """
         longest = FORK_LOOKS * self.look.seconds + FORK_MORE_S
         return longest if longest_s is None else min(longest, longest_s)
 
     def lose_copy(self, reason: str) -> None:
-        """Start the command for each further trial."""
+        """Give up the frozen copy: each further trial runs the command from its beginning."""
         self.look.close()
         self.look.why_no_copy = reason
 

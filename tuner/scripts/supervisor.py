@@ -1,4 +1,5 @@
-"""Process between `steptune` and the command of a script: it makes the view, and leaves no process behind.
+"""Process between `steptune` and the command of a script. It makes the command's copy-on-write view of the folder, and
+leaves no process behind.
 
 All processes that the command starts and abandons are adopted, and killed when the command has ended, when its ranks
 have been recorded, when this process is told to end, or when its parent dies.

@@ -34,7 +34,7 @@ class BlockRunner:
     def run(
         self, order: Sequence[Candidate], number: int, left_s: Callable[[], float] | None = None
     ) -> dict[str, TrialResult]:
-        """Run each candidate once, and return the good results by candidate key, as the objective counts them.
+        """Run each candidate once, and return the successful results by candidate key, converted to the objective.
 
         Args:
             left_s: Seconds that are left: no phase of a trial may exceed them until its first window, and nothing is

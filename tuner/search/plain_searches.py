@@ -37,7 +37,7 @@ class RandomSearch:
     """Search that draws configurations uniformly."""
 
     def update(self, results: Sequence[TrialResult]) -> None:
-        """Keep nothing: draws do not depend on results."""
+        """Do nothing: draws do not depend on results."""
 
     def suggest(self, history: History) -> list[Proposal]:
         generator = np.random.default_rng([history.seed, len(history.starts)])
@@ -58,7 +58,7 @@ class OptunaSearch:
         self._name = name
 
     def update(self, results: Sequence[TrialResult]) -> None:
-        """Keep nothing: the history has all results."""
+        """Do nothing: the history already has all results."""
 
     def suggest(self, history: History) -> list[Proposal]:
         import optuna

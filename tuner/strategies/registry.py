@@ -112,5 +112,5 @@ def strategy_named(name: str, strategies: Sequence[Strategy] = STRATEGIES) -> St
 
 
 def strategies_for(*cures: Cure) -> tuple[str, ...]:
-    """Return the names of the strategies that carry out one of these cures, in the order of the cures."""
+    """Return the names of the strategies that apply at least one of these remedies, in the order of the remedies."""
     return tuple(dict.fromkeys(s.name for cure in cures for s in STRATEGIES if cure in s.cures))

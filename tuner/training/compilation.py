@@ -53,7 +53,8 @@ def compile_in_place(module: torch.nn.Module, mode: str, dynamic: bool | None) -
 
 
 def compile_apart(what: str) -> None:
-    """Use separate caches for everything compiled from here on, by adding to the caches' keys a setting that they lack.
+    """Separate the cache entries of everything compiled from here on, by adding to the cache keys a setting that torch
+    omits.
 
     Which back end `scaled_dot_product_attention` calls is decided when a graph is traced, and is no part of the keys of
     AOTAutograd's and Inductor's caches: without this a candidate gets the back end that another one was compiled with.

@@ -37,8 +37,8 @@ class ModelLook:
     fits: bool
     host_read: str
     host_read_beside_masks: str
-    """First operator for whose result the host waits, leaving out operators that compute an attention mask; empty
-    without one.
+    """First operator for whose result the host waits, other than operators that compute an attention mask; empty if
+    there is none.
     """
     samples: float
     peak_bytes: int
@@ -317,8 +317,9 @@ def _check_loss(job: TrainingJob, loss: Any) -> None:
 
 
 def _randomness(job: TrainingJob, batch: Any) -> str:
-    """Return "none", "switchable" or "always", by running the loss under two seeds. Random numbers drawn outside the
-    model (the noise of a diffusion) do not count, because they are the same for every candidate with the same seed.
+    """Return the kind of the model's randomness ("none", "switchable" or "always"), by computing the loss under two
+    seeds. Random numbers drawn outside the model (such as the noise of a diffusion) do not count, because they are the
+    same for every candidate with the same seed.
     """
     from steptune.tuner.trials.guard_protocol import randomness_off
 
@@ -443,7 +444,7 @@ def look_at_optimizer(job: TrainingJob) -> OptimizerFacts:
 
 
 def state_bytes(job: TrainingJob) -> int:
-    """Return the bytes of the optimizer's state after a step on tensors without storage. 0 if the optimizer cannot step
+    """Return the bytes of the optimizer's state after a step on tensors without storage; 0 if the optimizer cannot step
     on such tensors, or creates its state at another time.
     """
     import torch

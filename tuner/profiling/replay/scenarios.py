@@ -1,4 +1,6 @@
-"""Edits of a graph that remove one cause from the steps. Gains of two edits do not add up; apply both to the graph."""
+"""Edits of a graph, each of which removes one cause of delay from the steps. The gains of two edits do not add up;
+measure them together by applying both edits to one graph.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ GRAPH_AFTER_NS = 400.0
 
 BY_NODE = "kind", "row", "start", "end", "step", "gap", "length", "silent", "gap_events", "length_events", "returns"
 BY_OPERATION = "row", "start", "end", "stream", "duration", "latency", "ahead", "after", "collective", "category"
-"""Columns of the chain with one value per node, and of the operations with one value per operation."""
+"""Names of the columns with one value per node of the chain, and of those with one value per operation."""
 
 
 def _with(graph: Graph, chain: Chain) -> Graph:

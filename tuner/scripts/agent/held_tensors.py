@@ -1,4 +1,4 @@
-"""Tensors that a script holds in addition to its parameters, each in the shape of a parameter; averages of the weights
+"""Tensors that a script keeps in addition to its parameters, each in the shape of a parameter. Averages of the weights
 are among them.
 
 An averaged model is called in no training step, so nothing else of a guarded step shows it.
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 MOST_FOR_EACH = 4
-"""Maximum number of held tensors for each parameter; if there are more, none is watched."""
+"""Maximum number of additional tensors per parameter; if a script keeps more, none is watched."""
 
 
 class HeldTensors:
@@ -37,12 +37,12 @@ class HeldTensors:
         self._tensors: list[torch.Tensor] = [] if self.are_too_many else found
 
     def sampled(self, sample: Any) -> dict[str, torch.Tensor]:
-        """Return sampled elements of each held tensor, by tensor number."""
+        """Return sampled elements of each additional tensor, by tensor number."""
         return {str(number): sample(tensor) for number, tensor in enumerate(self._tensors)}
 
     @property
     def roundoffs(self) -> dict[str, float]:
-        """Distance from 1 to the next larger value in the dtype of each held tensor, by tensor number."""
+        """Distance from 1 to the next larger value in the dtype of each additional tensor, by tensor number."""
         return {str(number): torch.finfo(tensor.dtype).eps for number, tensor in enumerate(self._tensors)}
 
 

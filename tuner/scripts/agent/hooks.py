@@ -37,7 +37,7 @@ class Hooks:
     """
 
     _copies: Copies | None = None
-    """Frozen copies, which only an inspection makes."""
+    """Frozen copies of this process, which only an inspection makes."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -101,8 +101,8 @@ class Hooks:
         self._restore[key] = restore
 
     def _put_lazy_init(self) -> None:
-        """Replace the function that initialises CUDA wherever torch has bound its name, because a process that uses
-        CUDA cannot be copied.
+        """Replace the function that initialises CUDA wherever torch has bound its name, because a process cannot be
+        forked once it uses CUDA.
         """
         original = torch.cuda._lazy_init
         for module in [module for name, module in sys.modules.items() if name.startswith("torch.")]:
@@ -110,7 +110,9 @@ class Hooks:
                 self._put(module, "_lazy_init", self._lazy_init)
 
     def _freeze(self, what: str, number: int = 0) -> None:
-        """Make a frozen copy if one is wanted. A trial that starts from it continues here, with its own session."""
+        """Make a frozen copy of this process if one is wanted. A trial that starts from the copy continues here, with
+        its own session.
+        """
         copies, before, depth = self._copies, self.session, dict(vars(self._depth))
         if copies is None:
             return

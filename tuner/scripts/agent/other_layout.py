@@ -43,8 +43,8 @@ def put_in_other_layout(part: torch.nn.Module) -> Callable[[], None]:
 
 
 def _layouts(value: Any) -> tuple[torch.memory_format, torch.memory_format] | None:
-    """Return the memory layout to which a value is to be converted, and its present one; None where it is to stay as it
-    is.
+    """Return the memory layout to which a value is to be converted, and its present layout; None if the value is not to
+    be converted.
     """
     is_tensor = isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.dim() in LAYOUTS
     if not is_tensor:
@@ -56,7 +56,9 @@ def _layouts(value: Any) -> tuple[torch.memory_format, torch.memory_format] | No
 
 
 class _Relaid(torch.autograd.Function):
-    """Autograd function that returns a tensor in another layout, and its gradient in the tensor's own."""
+    """Autograd function that returns a tensor in another memory layout, and the gradient in the tensor's original
+    layout.
+    """
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, layout: torch.memory_format, own: torch.memory_format) -> torch.Tensor:

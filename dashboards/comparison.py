@@ -172,7 +172,7 @@ def by_state(rows: tuple[KernelDifference, ...]) -> dict[str, list[KernelDiffere
 
 
 def plot_differences(info: Sequence[DifferenceRow]) -> Figure:
-    """Draw one bar per category from zero, with its interval; bars to the left are time saved."""
+    """Draw each category's change of time as a horizontal bar with its interval. Bars left of zero are time saved."""
     figure = theme.new_figure(height=92 + 30 * max(1, len(info)), showlegend=False, bargap=0.3)
     known = bool(info) and not any(math.isnan(row.low_ms) for row in info)
     figure.add_bar(

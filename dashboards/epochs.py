@@ -8,9 +8,7 @@ from steptune.tuner.records import Recommendation, Study, Verdict
 
 
 class EpochInfo(NamedTuple):
-    """Hours of an epoch on the whole machine. A value is None if it cannot be computed, because another figure is
-    unknown.
-    """
+    """Hours of an epoch on the whole machine; None where a figure that the computation needs is unknown."""
 
     steps: int | None
     before_h: float | None
@@ -27,7 +25,7 @@ class EpochInfo(NamedTuple):
 
 
 def get_epoch_info(study: Study, recommendation: Recommendation) -> EpochInfo:
-    """Compute the epoch times of a study with an answer.
+    """Compute the hours of an epoch before and after tuning, for a study with a recommendation.
 
     Times are None for today's settings where they do not fit, for the recommended ones where their speed is
     inconclusive, and for the payback where no gain is proven.

@@ -24,7 +24,9 @@ class Bar(NamedTuple):
 
 
 def get_module_bars(rank: RankAnalysis) -> list[Bar]:
-    """Return bars of modules, nested as the modules are; a module is left out if its outer module is not listed."""
+    """Return one bar for each module, nested like the modules. A module without time, or whose parent has no bar, is
+    left out.
+    """
     place: dict[str, int] = {}
     bars: list[Bar] = []
     for module in sorted(rank.modules, key=lambda one: one.name.count(".")):
@@ -55,8 +57,8 @@ def _ms(rank: RankAnalysis, time_ns: int) -> float:
 
 
 def _below_one(bars: Sequence[Bar]) -> Sequence[Bar]:
-    """Put several roots below a single one, and return all bars. Otherwise Plotly would add a root without name and
-    colour.
+    """Put several roots below a single new one, and return all bars. Otherwise Plotly would add a root without a name
+    or colour.
     """
     tops = [bar.ms for bar in bars if bar.parent < 0]
     if len(tops) < 2:

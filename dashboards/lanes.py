@@ -33,7 +33,7 @@ class TimelineInfo(NamedTuple):
     path: str
     """Path below which tiles are requested; empty in a page that holds all lanes."""
     packed: str
-    """All lanes as one tile, in base64 of gzipped JSON; empty where tiles are requested."""
+    """All lanes as one tile: gzipped JSON in base64; empty where tiles are requested."""
     merged: bool
     """True where some of the drawn intervals merge several events."""
     num_left_out: int
@@ -117,7 +117,9 @@ def get_long_gaps_info(rank: RankAnalysis, top: int = 12) -> list[LongGap]:
 
 
 def step_edges_ns(rank: RankAnalysis) -> tuple[int, ...]:
-    """Return the start of each step and the end of the last one, in nanoseconds; the same for all devices."""
+    """Return the start times of the steps and the end of the last step, in nanoseconds. They are the same for all
+    devices.
+    """
     steps = rank.breakdowns[0].steps
     lengths = [sum(step.values()) for step in steps] or [rank.breakdowns[0].step_time_ns]
     return tuple(itertools.accumulate(lengths, initial=0))

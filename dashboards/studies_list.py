@@ -8,7 +8,7 @@ from steptune.dashboards import units
 
 
 class ListedStudy(NamedTuple):
-    """A study as a row of the list; None for values that are not known (yet).
+    """A row of the list of studies. Values that are not known, or not yet, are None.
 
     `device_hours` are those of the workers that held it; `tuning_s` is the time of its search.
     """

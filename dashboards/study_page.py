@@ -63,8 +63,8 @@ SCRIPTS = ("tabs.js", "study.js")
 TALL = 40
 """Maximum number of rows of a table without a scroll bar of its own."""
 IN_SERVICE: dict[str, Any] = {"queued": False, "waits_for": "", "last_event": 0, "live": False, "about": None}
-"""Default values of facts about a study that only a service knows, such as whether it is queued, and the number of its
-last event.
+"""Default values of the facts about a study that only a service knows, such as whether the study is queued.
+`last_event` is the number of the study's last event.
 """
 
 
@@ -84,7 +84,7 @@ class TopRow(NamedTuple):
     name: str
     label: str
     gain: float
-    """Speed over today's settings; NaN where no gain is claimed."""
+    """Speedup over today's settings; NaN where no gain is claimed."""
     interval: Interval | None
     method: str
     peak_memory_bytes: int
@@ -106,7 +106,7 @@ class Download(NamedTuple):
 
 
 def study_context(source: TrialSource, study_id: str, site: Site) -> dict[str, Any]:
-    """Collect the variables of the template `study.html`, without those of the site.
+    """Collect the variables of the template `study.html`, except those that `Site` provides to every page.
 
     Raises:
         StudyNotFoundError: There is no such study.
@@ -184,7 +184,7 @@ def study_context(source: TrialSource, study_id: str, site: Site) -> dict[str, A
 
 
 def short_name(workload: str) -> str:
-    """Return the reference without folders: `photo_resnet.py:PhotoResNet`."""
+    """Return a workload's reference without its folders, such as `photo_resnet.py:PhotoResNet`."""
     if is_command(workload):
         return workload.removeprefix(COMMAND)
     target, question, query = workload.partition("?")
@@ -225,7 +225,7 @@ def _speed(r: Recommendation, candidate: Candidate) -> tuple[float, Interval | N
 
 
 def _accepted(convergence: Sequence[ConvergenceRow]) -> list[ConvergenceRow]:
-    """Return the first row of each accepted configuration."""
+    """Return the first convergence row of each accepted configuration."""
     first: dict[str, ConvergenceRow] = {}
     for row in convergence:
         if not math.isnan(row.best):

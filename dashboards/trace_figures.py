@@ -17,7 +17,7 @@ MEMORY_COLOURS = ("#1f6fd1", "#cc4b1c", "#8457c2", "#2f9e6e", "#d9a514", theme.M
 
 
 def plot_steps(info: pd.DataFrame) -> Figure:
-    """Draw one stacked bar per step, the devices one below the other."""
+    """Draw each step of each device as a horizontal bar, stacked by category."""
     several = info["device"].nunique() > 1
     parts: dict[str, tuple[list[str], list[float]]] = {}
     bars: dict[str, None] = {}

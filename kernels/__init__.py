@@ -1,4 +1,4 @@
-"""Fused kernels: one folder per kernel, with its slow reference beside it.
+"""Fused kernels: one folder per kernel, each with a slow reference implementation.
 
 `KERNELS` lists Steptune's kernels and those that other packages register by the entry point `steptune.kernels`. The
 package loads torch, and `KERNELS` loads those other packages, so both are imported on first use. Processes that must

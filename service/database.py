@@ -114,7 +114,8 @@ def known_revisions() -> tuple[str, ...]:
 
 
 def revision_of(engine: Engine) -> str | None:
-    """Return the revision of one of our databases, known or not; None if it has no tables.
+    """Return the schema revision of a Steptune database, even one that this version does not know; None for a database
+    without tables.
 
     Raises:
         StoreError: It is the database of another application.

@@ -1,4 +1,4 @@
-"""One rendered copy of a page for all readers, until its content changes.
+"""Cache of rendered pages: all readers share one copy of a page until its content changes.
 
 Rendering a page takes ten times as long as reading its JSON, so it is done once for each version of the content,
 however many readers ask. What differs between readers is left open in the copy (`opening`) and filled in for each: the
@@ -21,7 +21,9 @@ from markupsafe import Markup
 from steptune.service.kept import Kept
 
 MAX_BYTES = 64 << 20
-"""Maximum bytes of all copies of one process, compressed and plain; the least recently read are dropped first."""
+"""Maximum total bytes of the rendered pages cached in one process, compressed and plain. The least recently read pages
+are dropped first.
+"""
 NUM_LOCKS = 64
 LEVEL = 5
 """Compression level of gzip: it takes 5 ms to compress a page of 200 trials to a tenth of its size."""
@@ -32,7 +34,7 @@ _GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
 
 
 def opening(name: str) -> Markup:
-    """Return a placeholder (an opening) for a text that differs between the readers of a rendered copy."""
+    """Return a placeholder for a text of a rendered page that differs between readers."""
     return Markup(f"\x02{_MARK}:{name}\x03")
 
 
@@ -56,7 +58,7 @@ class Fragment:
 @dataclass(frozen=True)
 class Piece:
     """Text that is the same for all readers. `name` is the name of the placeholder that follows the text; empty if none
-    does.
+    follows.
     """
 
     plain: bytes
@@ -73,7 +75,9 @@ class Copy:
 
     @classmethod
     def of(cls, text: str, fragments: Iterable[Fragment] = ()) -> Copy:
-        """Build a copy from a page that was rendered with these fragments, and with placeholders from `opening`."""
+        """Build a shared page from a text that was rendered with placeholders. The placeholders of these fragments are
+        filled now, the others for each reader.
+        """
         known = {fragment.name: fragment for fragment in fragments}
         found = _OPENINGS.split(text)
         pieces: list[Piece] = []
@@ -110,17 +114,18 @@ class Copy:
 
 
 class PageCopies:
-    """Copies of the pages of one process; several threads may use them."""
+    """Rendered pages, cached in one process; several threads may use the cache."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._copies: Kept[tuple[Hashable, Copy]] = Kept(max_bytes)
         self._rendering = tuple(threading.Lock() for _ in range(NUM_LOCKS))
 
     def get(self, key: Hashable, version: Hashable, make: Callable[[], Copy]) -> Copy:
-        """Return the copy of a page; of several simultaneous requests, one renders it.
+        """Return a cached page; render it first if this version is not in the cache. Of several simultaneous requests,
+        one renders it.
 
         Args:
-            key: The page, and all that differs between its readers, except what fills its openings.
+            key: The page, and all that differs between its readers, except what fills its placeholders.
             version: Version of the page's content, read first: `make` reads this version or a later one.
             make: Renders the page.
         """

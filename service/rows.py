@@ -207,7 +207,7 @@ def event_row(event: Event, at: datetime, owner_id: str | None) -> EventRow:
 
 
 def trial_of(record: str, state: str, result: str | None) -> Trial:
-    """Return the trial as it began, with its outcome."""
+    """Decode the record of a trial's beginning, and add the trial's state, result and number of attempts."""
     found = None if result is None else decode(result, TrialResult)
     trial = decode(record, Trial)
     attempts = trial.attempts + (0 if found is None else len(found.repeated))

@@ -244,7 +244,8 @@ def deep_gradient_select(
     LONGEST: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """Move the elements beyond a threshold to `values` and `found`; set them to zero in momenta and unsent values.
+    """Write the elements beyond a threshold to `values`, and their indices to `found`. Set these elements to zero in
+    the momenta and the unsent values.
 
     A program scans its chunk part by part: from most parts nothing is sent.
 

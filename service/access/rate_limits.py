@@ -78,7 +78,9 @@ class RateLimit:
 
 
 def client_of(address: str) -> str:
-    """Return the key under which an address is counted: for IPv6 its /64 network, which one household or host has."""
+    """Return the key under which an address is counted. For IPv6, this is the address's /64 network, because one
+    household or host has a whole /64.
+    """
     try:
         parsed = ip_address(address)
     except ValueError:

@@ -1,4 +1,6 @@
-"""Bearer tokens: issued once, stored as hashes, ended by time, by revocation, or with the token that made them."""
+"""Bearer tokens: issued once and stored as hashes. They end by expiry, by revocation, or with the token that created
+them.
+"""
 
 from __future__ import annotations
 
@@ -317,8 +319,8 @@ def _check_revoke(session: Session, row: ApiTokenRow, by: Principal) -> None:
 
 
 def _living_parent(session: Session, by: Principal, now: datetime) -> ApiTokenRow | None:
-    """Lock and return the token with which a new one is made, directly or through a session. The lock prevents its
-    revocation meanwhile.
+    """Lock and return the existing token with which a new token is created, directly or through a session. The lock
+    prevents the existing token's revocation in the meantime.
     """
     if by.token_id is None:
         return None

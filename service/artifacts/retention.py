@@ -34,7 +34,7 @@ KEPT_VERDICTS = ("measured", "accepted", "confirmed", "not_confirmed")
 """Verdicts on the baseline, incumbents and finalists. Traces of the configurations with such a verdict are kept."""
 ENDED_STATES = tuple(state.value for state in (StudyState.COMPLETED, StudyState.CANCELLED, StudyState.FAILED))
 _BATCH = 500
-"""Maximum rows that one transaction removes: other writers wait for it on SQLite."""
+"""Maximum number of rows that one transaction removes; on SQLite, other writers wait until the transaction ends."""
 
 
 def trace_kind(rank: int) -> str:

@@ -130,9 +130,8 @@ class ArtifactStore:
 
     @contextmanager
     def local_copy(self, digest: str) -> Iterator[Path]:
-        """Provide a local path of a stored file: the file itself if the store is local (do not change it), else a copy
-        that lasts until the context ends. The content is checked against its digest, so that what is unpacked and run
-        is what was uploaded.
+        """Provide a local path of a stored file until the context ends: a temporary copy, or the file itself if the
+        store is local (do not change it). The content is checked against its digest.
 
         Raises:
             ArtifactGoneError: No such content is stored.
@@ -195,8 +194,8 @@ class ArtifactStore:
         return found is not None and found.modified_s < than_s
 
     def delete_abandoned(self, before_s: float) -> int:
-        """Remove incomplete files that were last written before a time, as their processes have died; return the number
-        removed.
+        """Remove incomplete files that were last written before a time: the processes that wrote them have died. Return
+        the number removed.
         """
         abandoned = [f for f in self._files.list() if f.name.startswith(f"{INCOMING}/") and f.modified_s < before_s]
         for file in abandoned:

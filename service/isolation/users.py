@@ -21,8 +21,8 @@ from steptune.tuner.trials.shared_places import SHARED_PLACES
 FIRST_UID, LAST_UID = 61184, 65519
 """First and last user id for studies: systemd's range for transient users; no account has one of them."""
 STRIDE = 61
-"""Distance between the first ids that two workers try if their own user ids are consecutive: such workers do not see
-each other's locks, and so must not try the same ids first.
+"""Distance between the user ids that two workers try first, if the workers' own user ids are consecutive. Such workers
+do not see each other's locks, so they must begin with different ids.
 """
 CHOWN, KILL, SETGID, SETUID, SETPCAP, SYS_ADMIN = 0, 5, 6, 7, 8, 21
 """Linux capability numbers."""
@@ -140,7 +140,7 @@ def _is_in_use(uid: int) -> bool:
 
 
 def _has_files(uid: int) -> bool:
-    """Say whether a user has files in places that all users may write; False if looking takes too long."""
+    """Say whether a user has files in places that all users may write; False if the search takes too long."""
     places = [str(place) for place in SHARED_PLACES if place.is_dir()]
     script = 'find "$@" -xdev -user "$(id -u)" -print -quit 2>/dev/null'
     with contextlib.suppress(DisturbedError):

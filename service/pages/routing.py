@@ -68,7 +68,9 @@ class PageRoute(APIRoute):
 
 
 def site_of(request: Request, principal: Principal | None = None) -> Site:
-    """Return the `Site` for the page of this request: base path, user, CSRF token, and permission to submit studies."""
+    """Return the context in which this request's page is rendered: base path, user, CSRF token, and permission to
+    submit studies.
+    """
     access: Access = request.app.state.access
     cookie = session_cookie(request, access.proxies)
     with_session = principal is not None and principal.method is Method.SESSION and cookie is not None

@@ -1,4 +1,4 @@
-"""Stored answers of requests that may be sent again."""
+"""Stored answers to requests that may be sent again."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from steptune.tuner.store_rules import decode
 def list_findings(
     engine: Engine, study_id: str, *, limit: int, after: tuple[int, int] | None
 ) -> list[tuple[int, int, TrialFinding]]:
-    """List findings with the trial's sequence and the finding's number, the newest trial first. `after` is such a
-    pair.
+    """List findings, each with its trial's sequence number and its own number, the newest trial first. `after` is the
+    last such pair of the previous page of results.
     """
     query = (
         select(TrialRow.sequence, FindingRow.number, FindingRow.trial_id, FindingRow.record)
@@ -39,8 +39,8 @@ def list_findings(
 
 
 def list_decisions(engine: Engine, study_id: str, *, limit: int, after: int | None) -> list[tuple[int, Any]]:
-    """List decisions with their sequence, in the order of the search: up to `limit` + 1, so that the caller sees if
-    there are more.
+    """List decisions with their sequence numbers, in the order of the search. Up to `limit` + 1 are returned, so that
+    the caller sees if there are more.
     """
     query = (
         select(DecisionRow.sequence, DecisionRow.record)

@@ -85,8 +85,8 @@ def check_not_of_command_line(study: StudyRow, entry: QueueEntryRow) -> None:
 
 
 def wished(entry: QueueEntryRow, state: StudyState) -> StudyState:
-    """Return the new state of a study that a worker gives back. If the study has not ended, it stops as its user
-    requested; without a request, it waits again.
+    """Return the new state of a study that a worker gives back. A study that has not ended gets the state that its user
+    requested; without a request, it is queued again.
     """
     if state not in (StudyState.QUEUED, StudyState.PAUSED):
         return state

@@ -420,8 +420,8 @@ class Worker:
             yield found
 
     def _give_way(self, claim: Claim, lack: str) -> None:
-        """Stop waiting for hosts if another study can run now or goes first, or if another worker is idle. Because a
-        study's hosts include that of its worker, the idle worker may be able to start the study.
+        """Stop waiting for hosts if another study can run now or goes first, or if another worker is idle. The idle
+        worker may be able to start this study, because a study always uses its worker's host.
 
         Raises:
             HostsUnavailableError: One of these is the case.
@@ -442,7 +442,7 @@ class Worker:
                 raise HostsUnavailableError(lack)
 
     def _place(self, claim: Claim, keeper: LeaseKeeper, hosts: HostGroup | None) -> str:
-        """Return the place where a study measures: the devices of its claim, or the devices reserved by a cluster. The
+        """Return the devices on which a study measures: those of its claim, or those that a cluster has reserved. The
         queue records the reserved devices.
 
         Raises:

@@ -1,4 +1,5 @@
-"""Store that retries while its database is unavailable: a restart of the server loses nothing within the lease.
+"""Store that retries while its database is unavailable. A restart of the database server loses nothing while the
+study's lease lasts.
 
 Each method of a store is one transaction. If the connection breaks in a commit, its outcome is unknown; so the
 transaction is repeated, and a row that already exists with exactly the same content was written the first time.

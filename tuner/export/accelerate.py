@@ -170,9 +170,9 @@ def _code_compression(choice: Choice, recommendation: Recommendation) -> Said:
 
 
 def _said_beside(words: str, rule: Rule) -> Rule:
-    """Return the rule of one file for settings that the other file expresses. It lists each setting as missing, with
-    `words` as the reason unless the other file's rule gives a reason, and repeats the differences that the other file's
-    rule reports.
+    """Return the rule of one exported file for settings that the other file expresses. It reports each setting as
+    missing, with the reason that the other file's rule gives, or else `words`. It repeats the differences that the
+    other rule reports.
     """
 
     def missing(choice: Choice, recommendation: Recommendation) -> Said:
@@ -295,8 +295,8 @@ class AccelerateFsdp1Yaml(_Yaml):
 
 
 def _said_in_yaml(rule: Rule) -> Rule:
-    """Return the code's rule for settings that the YAML expresses: it lists each as set in the YAML, or as lost with
-    ZeRO-1, which the YAML cannot express.
+    """Return the code's rule for settings that the YAML expresses. The rule lists each setting as set in the YAML. With
+    ZeRO-1, which the YAML cannot express, it lists each setting as lost.
     """
     beside = _said_beside(_IN_YAML, rule)
 

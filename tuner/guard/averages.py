@@ -24,7 +24,7 @@ LIMIT = 3.0
 LARGEST_SHARE = 1.01
 """Maximum share `a` of the weight in one step of an average: 1, with a margin for rounding."""
 FEWEST_ELEMENTS = 8
-"""Minimum number of elements for a fit: fewer agree by coincidence."""
+"""Minimum number of elements for a fit; fewer elements could fit by coincidence."""
 
 
 class Average(Record):

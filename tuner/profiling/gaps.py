@@ -25,7 +25,8 @@ USUAL_LATENCY_NS = 10_000
 """Default latency of a launch into an empty queue, for traces that show none."""
 LATENCY_RANGE_NS = (2_000, 50_000)
 LATENCY_QUANTILE = 0.9
-"""Quantile used as the launch latency, taken over the delays of launches into an empty queue, which nothing can block.
+"""Quantile of launch delays that is used as the launch latency. Only launches into an empty queue count, because
+nothing can block them.
 """
 
 NO_ROW = -1
@@ -148,7 +149,9 @@ def find_gaps(
 
 
 def _next_rows(trace: Trace, rows: Ints, end: Ints) -> Ints:
-    """Return the operation that ends each gap; operations of zero duration end none."""
+    """Return, for each gap, the row of the operation that starts at its end, or -1. Operations of zero duration are
+    ignored.
+    """
     work = trace.work
     rows = rows[work.end[rows] > work.start[rows]]
     if len(rows) == 0:

@@ -40,8 +40,8 @@ def memory_stats(capture: Capture) -> tuple[MemoryStats, ...]:
 
 
 def thinned(columns: Ints) -> Ints:
-    """Return which rows of (time, allocated, reserved) to keep, at most `MAX_POINTS`: the extremes of each group of
-    consecutive rows.
+    """Return the indices of the rows of (time, allocated, reserved) to keep, at most `MAX_POINTS`: the extremes of each
+    group of consecutive rows.
 
     All groups have equally many rows. The first and the last row stay, and in each group the highest and lowest
     allocation and the highest reservation, and so every peak.

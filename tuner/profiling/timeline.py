@@ -1,4 +1,4 @@
-"""Segments of a trace thinned out for a picture, so that pages need not read the trace.
+"""Timeline of a device, reduced to the resolution of a screen, so that pages need not read the trace.
 
 Segments are put into buckets as wide as a pixel, each with the exact time of every category in it.
 Adjacent buckets with the same single category are joined, which loses nothing.
@@ -28,7 +28,8 @@ def timeline(capture: Capture, segments: Segments, device: str, max_buckets: int
 def thinned(
     segments: Segments, boundaries: Ints, *, rank: int, device: str, max_buckets: int = MAX_BUCKETS
 ) -> Timeline:
-    """Return segments that tile the steps in at most `max_buckets` buckets.
+    """Return the timeline of the steps in at most `max_buckets` buckets, from non-overlapping segments that cover the
+    steps.
 
     Args:
         segments: Segments that tile the steps.
@@ -50,8 +51,8 @@ def thinned(
 
 
 def _edges(segments: Segments, low: int, high: int, max_buckets: int) -> Ints:
-    """Return the edges of the segments, or, if there are too many, of equal buckets; buckets of the same category are
-    joined.
+    """Return the edges of the timeline's buckets: those of the segments, or, if there are too many, those of equally
+    wide buckets. Adjacent buckets with the same single category are joined.
     """
     category = segments.category
     changes = np.flatnonzero(category[1:] != category[:-1]) + 1

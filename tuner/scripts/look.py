@@ -1,4 +1,6 @@
-"""Inspections of a script, which record its steps and leave the frozen copy from which its trials start."""
+"""Inspections of a script. An inspection records the script's steps, and leaves a frozen copy of its process, from
+which trials start.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ class Look:
         self._kept = contextlib.ExitStack()
 
     def keep(self, copy: FrozenCopy, kept: contextlib.ExitStack) -> None:
-        """Keep a frozen copy from which trials start, and the view and the folder that the copy needs."""
+        """Keep a frozen copy of the script's process, from which trials start. Also keep the copy-on-write view and the
+        folder that this copy needs.
+        """
         self.copy, self._kept = copy, kept
 
     def close(self) -> None:

@@ -149,7 +149,7 @@ class Place(Record):
 
 
 class CopyPlace(Record):
-    """Place of a frozen copy, or the reason why there is none.
+    """Point in the script at which a frozen copy of its process was made, or the reason why there is none.
 
     Attributes:
         what: "loader", before its iterator is made; "forward", before the first one with gradients; "cuda", before it
@@ -218,7 +218,7 @@ class ScriptRecord(Record):
 
     @property
     def num_made(self) -> int:
-        """Number of steps that the script made, including those before the period was known."""
+        """Number of steps that the script made, including those before the loop's period was found."""
         optimizers = self.step.optimizers
         return self.num_optimizer_steps // len(optimizers) if optimizers else self.num_backwards
 
@@ -230,7 +230,8 @@ class ScriptRecord(Record):
 
 
 def read_records(folder: Path) -> tuple[ScriptRecord, ...]:
-    """Read the records of a folder: processes that trained first, by rank.
+    """Read the records of a script's processes from a folder. Processes that trained come first, in the order of their
+    ranks.
 
     Raises:
         RunnerError: A record cannot be read.

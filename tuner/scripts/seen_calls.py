@@ -12,7 +12,7 @@ Seen = dict[str, Any]
 
 
 def differing_call(wanted: Sequence[Seen], found: Sequence[Seen], *, is_compiled: bool) -> str:
-    """Describe the first step whose calls differ; empty where all steps make the same ones."""
+    """Describe the first step in which candidate and reference make different calls; empty where no step differs."""
     for number, (reference, candidate) in enumerate(zip(wanted, found, strict=True), start=1):
         ours, theirs = (Counter(calls_of(step, is_compiled=is_compiled)) for step in (reference, candidate))
         missing, more = ", ".join((ours - theirs).elements()), ", ".join((theirs - ours).elements())

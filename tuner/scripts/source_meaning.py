@@ -28,8 +28,8 @@ def full_name(tree: ast.AST, function: ast.expr) -> str:
 
 
 def knows_torch(tree: ast.AST, line: int) -> bool:
-    """Say whether the name `torch` is defined at a line: by an import in the function around the line or in the module,
-    or by a star import.
+    """Say whether the name `torch` is defined at a line: by an import in the module or in the function that contains
+    the line, or by a star import.
     """
     nodes = list(ast.walk(tree))
     stars = any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in nodes)
@@ -58,7 +58,7 @@ def is_in_scope_of_its_own(tree: ast.AST, node: ast.AST) -> bool:
 
 
 def function_of(tree: ast.AST, line: int) -> ast.AST:
-    """Return the innermost function around a line, or the whole file."""
+    """Return the innermost function that contains a line, or the whole file if none does."""
     functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     around = [n for n in functions if n.lineno <= line <= (n.end_lineno or n.lineno)]
     return max(around, key=lambda n: n.lineno, default=tree)

@@ -16,8 +16,8 @@ from steptune.tuner.trace_records import RankAnalysis, TraceAnalysis
 from steptune.tuner.wording import milliseconds
 
 DRIFT = 0.1
-"""Relative difference between the step times before and after the recorded steps, above which a note is added: gains
-may be off by as much.
+"""Maximum relative difference between the step times before and after the recorded steps. Above it, a note is added,
+because gains may be off by as much.
 """
 
 
@@ -59,7 +59,9 @@ def timing_note(record: ScriptRecord) -> str:
 
 
 def details_of_traces(traces: Sequence[Path]) -> dict[Path, DetailsFile]:
-    """Return, for each trace, its recording with call stacks, where one exists; a script may end before one is made."""
+    """Return the recordings with call stacks, keyed by trace. A trace without one is left out: the script may have
+    ended before it was made.
+    """
     numbers = {trace: trace.stem.partition("-")[2] for trace in traces}
     return {
         trace: _details_file(trace.with_name(f"details-{number}.json"), trace.with_name(f"blocks-{number}.json"))

@@ -301,7 +301,7 @@ def _interval(difference: Difference, quantile: float) -> Interval:
 
 
 def _searched(designer: Designer, candidate: Candidate) -> Interval:
-    """Return the interval of a candidate's ratio, from the trials of the search."""
+    """Return the interval of a candidate's rate over the reference's, from the trials of the search."""
     return _interval(designer.difference(candidate, designer.reference), _quantile(designer))
 
 

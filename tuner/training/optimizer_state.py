@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 IMPLEMENTATION = ("foreach", "fused", "capturable")
-"""Options of torch's groups that select how an update runs, not what it computes."""
+"""Options of an optimizer's parameter groups that select how an update runs. They do not change what it computes."""
 
 
 def implementation_flags(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a group's options that select an implementation."""
+    """Return the options of a parameter group that select an implementation of the update."""
     return {name: group[name] for name in IMPLEMENTATION if name in group}
 
 
 def with_flags(state_dict: Mapping[str, Any], flags: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the same optimizer state with other implementation flags.
+    """Return an optimizer's state dict with other implementation flags.
 
     Step counts are on the CPU, where an update that is neither fused nor capturable wants them; torch moves them to the
     device for one that is, when it loads them.

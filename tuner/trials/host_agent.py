@@ -1,4 +1,5 @@
-"""Agent on every host but the driver's: the host's first rank, which runs trial servers as the driver instructs it.
+"""Agent that runs trial servers on its host as the driver instructs it: the first rank of every host except the
+driver's.
 
 It starts the same server and ranks as on one machine, in a directory of its own, relays messages, and sends back the
 files that the ranks left. When the driver is gone, the agent ends everything that it started.

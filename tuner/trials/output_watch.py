@@ -117,7 +117,9 @@ def _in_fp32(module: Any, arguments: Any, named: Any, given: Callable[[Any], Any
 
 @contextmanager
 def _same_draws(near: torch.Tensor) -> Iterator[None]:
-    """Restore the generators' states afterwards, whatever random numbers a module draws in FP32."""
+    """Restore the states of the random generators when the context ends, so that a recomputation in FP32 changes no
+    later draw.
+    """
     import torch
 
     with torch.random.fork_rng([near.device.index or 0] if near.is_cuda else []):

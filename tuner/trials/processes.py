@@ -24,7 +24,9 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 LINUX = sys.platform == "linux"
 TURN_ATTEMPTS, TURN_PAUSE_S = 100, 0.02
-"""Maximum number of attempts to take a turn at stopping all processes, and the pause between two of them."""
+"""Maximum number of attempts to become the only process that stops all others, and the pause in seconds between two
+attempts.
+"""
 
 
 def _prctl(option: int, value: int) -> None:
@@ -150,8 +152,9 @@ def others_stopped(*, shares_user: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _turn_of_user() -> Iterator[None]:
-    """Wait until no other process of this user is inside this context. User code of the same user can hold the lock, so
-    the wait is short; it counts attempts, because the clock runs on while this process is stopped.
+    """Wait until no other process of this user is inside this context. The wait is short, because user code of the same
+    user can hold the lock. It is limited by a number of attempts, because the clock runs on while this process is
+    stopped.
     """
     with socket.socket(socket.AF_UNIX) as lock:
         for _ in range(TURN_ATTEMPTS):

@@ -105,6 +105,6 @@ def simulate(  # noqa: C901, PLR0912, PLR0915  one loop: calls would cost more t
 
 
 def _first(graph: Graph) -> list[int]:
-    """Return the first operation of every node, and the number of operations."""
+    """Return the index of the first operation of every node, followed by the number of operations."""
     first = graph.operations.node.searchsorted(range(len(graph.chain) + 1))
     return [int(number) for number in first]

@@ -24,7 +24,7 @@ class SharedFolder:
         return trial
 
     def frozen_seed(self) -> int | None:
-        """Seed of an inspection that leaves frozen copies; None if it leaves none."""
+        """Seed of an inspection that leaves frozen copies of the script's process; None if it leaves none."""
         seed: int | None = self._settings().get("frozen_seed")
         return seed
 

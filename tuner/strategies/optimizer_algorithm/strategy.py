@@ -62,9 +62,7 @@ class OptimizerAlgorithm(Strategy):
         return without(situation, Category.OPTIMIZER, Category.OPTIMIZER_HOST)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        """Return the algorithm that has made a step, from the class of the optimizer and the state of the
-        parameters.
-        """
+        """Return the algorithm that has updated the parameters, as known from the optimizer's class and state."""
         from steptune.tuner.training.optimizers.exchange import algorithm_that_ran
         from steptune.tuner.training.sharding import holder_of_states
 

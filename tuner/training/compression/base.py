@@ -89,7 +89,7 @@ class FlatCompression(Compression):
 
 
 def average_dense(flat: torch.Tensor, group: Any) -> torch.Tensor:
-    """Average without compression, in place, with the same rounding as DDP."""
+    """Average a tensor over a group, in place, without compression and with the same rounding as DDP."""
     import torch.distributed as dist
 
     flat.div_(dist.get_world_size(group))

@@ -126,7 +126,7 @@ class Mesh(ParameterLayout):
     def _lay_pipeline(
         self, model: torch.nn.Module, workload: Workload, plan: Plan, make_dataset: Callable[[], Any]
     ) -> dict[str, tuple[int, ...]]:
-        """Cut the blocks into stages, and keep only this rank's.
+        """Cut the blocks into pipeline stages, and keep only this rank's stages.
 
         Returns:
             The ranks of the pipeline that train each parameter.
@@ -261,7 +261,7 @@ class Mesh(ParameterLayout):
         return {**state, "state": found, "param_groups": options}, list(numbers)
 
     def own_optimizer_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Return this rank's part of a whole optimizer's state; every rank must call it."""
+        """Return this rank's part of the whole model's optimizer state; every rank must call this method."""
         assert self.replica is not None
         own_groups = self._group_names(optimizer)
         wholes = dict(

@@ -56,8 +56,8 @@ class ExpertBlock(nn.Module):
 
 
 class ExpertTransformer(nn.Module):
-    """Transformer that returns logits of tokens (batch, sequence), the mean auxiliary loss, and the number of dropped
-    choices.
+    """Transformer that maps tokens (batch, sequence) to logits. It also returns the mean auxiliary loss, and the number
+    of choices that were dropped because their expert was full.
     """
 
     def __init__(self, shape: Shape, implementation: str) -> None:

@@ -32,14 +32,16 @@ class RooflineLine(NamedTuple):
 
 
 class RooflineInfo(NamedTuple):
-    """The roofline section of a page: `note` says what the figures are, or why there are none."""
+    """Roofline section of a rendered page: its tables, and a `note` that explains the values or says why there are
+    none.
+    """
 
     note: str
     tables: tuple[tuple[str, tuple[RooflineLine, ...]], ...]
 
 
 def get_utilisation(found: Sequence[Roofline | None]) -> str:
-    """State the model FLOPs utilisation, the mean over the ranks; empty where it is unknown for a rank."""
+    """State the model FLOPs utilisation, averaged over the ranks; empty if it is unknown for any rank."""
     known = [(one.mfu, one.step_flops) for one in found if one is not None and one.mfu is not None and one.step_flops]
     if not known or len(known) < len(found):
         return ""
@@ -50,8 +52,8 @@ def get_utilisation(found: Sequence[Roofline | None]) -> str:
 
 
 def get_roofline_info(roofline: Roofline | None, breakdowns: Sequence[Breakdown], top: int) -> RooflineInfo | None:
-    """Return the rows, sorted by time above the floor, the longest first; None on a CPU, whose peak is unknown, and for
-    older records.
+    """Return the roofline section, with the rows furthest above the floor first. Return None for a CPU, whose peak is
+    unknown, and for older records.
     """
     if roofline is None or all(breakdown.device == "cpu" for breakdown in breakdowns):
         return None

@@ -79,7 +79,7 @@ def category_title(category: str) -> str:
 
 
 def kind_title(category: str) -> str:
-    """Return the title of a category's kind of work, hidden or not: "communication" for "exposed communication"."""
+    """Return the title of a category without the prefix "exposed": "communication" for "exposed communication"."""
     return category_title(category).removeprefix("exposed ")
 
 

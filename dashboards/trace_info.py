@@ -73,7 +73,7 @@ class TraceAdvice(NamedTuple):
     message: str
     advice: str
     gain: str
-    """Potential gain, and whether it was replayed; empty where the finding has no gain by itself."""
+    """Potential gain, and whether it was replayed; empty if removing the finding's cause alone would gain nothing."""
     strategies: tuple[str, ...]
     places: tuple[str, ...]
     """Kernels, operators and source lines that the finding names."""
@@ -192,8 +192,8 @@ def _quality(analysis: TraceAnalysis, problems: tuple[str, ...]) -> tuple[str, .
 
 
 def get_findings_info(analysis: TraceAnalysis) -> list[TraceAdvice]:
-    """Return the findings in their order, with the one that the headline names moved to the front, unless others have
-    to precede it. For a bad capture, the advice about it is given once.
+    """Return the findings in the order of the analysis, except that the one named by the headline comes first, unless
+    other causes must be removed before it. For a bad capture, the advice is given once.
     """
     rows = []
     bad = [finding for finding in analysis.findings if finding.rule == BAD_CAPTURE]
@@ -263,8 +263,8 @@ def mean_step_ns(analysis: TraceAnalysis) -> dict[str, float]:
 
 
 def trusted_step_ns(breakdown: Breakdown) -> dict[str, float]:
-    """Return nanoseconds per step by category. For a bad capture, only the recorded activity of the device: whether and
-    why it was idle is unknown.
+    """Return nanoseconds per step by category. For a bad capture, all time without recorded activity counts as
+    `unknown`.
     """
     times = breakdown.per_step_ns
     if not breakdown.quality.problems or breakdown.device == "cpu":
@@ -326,8 +326,8 @@ def get_phases_info(analysis: TraceAnalysis) -> pd.DataFrame:
 
 
 def _compute_scale(breakdown: Breakdown) -> float:
-    """Return the factor that converts compute time, summed over all profiled steps, into compute time per step as the
-    breakdown states it.
+    """Return the ratio of compute time per step, as the breakdown states it, to the compute time summed over all
+    profiled steps.
     """
     profiled = sum(breakdown.categories.get(category, 0) for category in COMPUTING)
     return sum(breakdown.per_step_ns.get(category, 0.0) for category in COMPUTING) / max(1, profiled)

@@ -1,4 +1,4 @@
-"""The measured windows of a trial: their scatter, and the windows that do not count."""
+"""Measured windows of a trial: their spread, and the reasons why windows are void."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ COLUMNS = (
 
 
 class Spread(NamedTuple):
-    """Scatter of the windows that count. `half_width` is half the width of the 95 % interval of the run's rate, as a
-    share of the rate; NaN or infinite below two windows.
+    """Spread of a trial's valid windows. `half_width` is half the width of the 95 % interval of the run's rate, as a
+    share of the rate; NaN or infinite with fewer than two windows.
     """
 
     num_void: int
@@ -31,9 +31,9 @@ class Spread(NamedTuple):
 
 
 def get_windows_info(result: TrialResult) -> pd.DataFrame:
-    """Return one row per window, in order of time: its step times in milliseconds, units per second, the share of the
-    cores that other programs used, the loader's queue at both ends, the reason if the window does not count, and the
-    reason if it counts although the machine was not quiet.
+    """Return one row per window, in time order: step times in milliseconds, units per second, the share of the cores
+    that other programs used, and the loader's queue at the start and end. Further columns state why a window is void,
+    or why it is valid although the machine was not quiet.
     """
     import pandas as pd
 
@@ -58,7 +58,7 @@ def get_windows_info(result: TrialResult) -> pd.DataFrame:
 
 
 def get_spread(result: TrialResult) -> Spread | None:
-    """Return the scatter of the clean windows; None where there are none."""
+    """Return the spread of the valid windows; None if there are none."""
     clean = result.clean_windows
     if not clean:
         return None
@@ -70,8 +70,8 @@ def get_spread(result: TrialResult) -> Spread | None:
 
 
 def plot_windows(info: pd.DataFrame) -> Figure:
-    """Draw each window that counts as a dot, with a whisker from the 20th to the 80th percentile of its steps. A window
-    that does not count leaves a gap; the table states the reason.
+    """Draw each valid window as a dot, with a whisker from the 20th to the 80th percentile of its step times. A void
+    window leaves a gap; the table states the reason.
     """
     figure = theme.new_figure(height=280, showlegend=False)
     clean = info[info["void"] == ""]

@@ -57,8 +57,8 @@ def data_of(view: StudyView, told: StudyView | None = None) -> dict[str, Any]:
 
 
 def view_of(data: dict[str, Any]) -> StudyView:
-    """Return the view that a single event carries; its elapsed time continues from the event. Events of older workers
-    have fewer fields.
+    """Return the view in one event, with an elapsed time that continues to run. Events of older workers have fewer
+    fields.
     """
     view = StudyView(**{name: data[name] for name in _FIELDS if name in data})
     view.began_s = view.clock() - data["elapsed_s"]

@@ -88,7 +88,7 @@ class Rule:
     by_reference: Callable[[list[Part]], list[Tensor]]
 
     def refusal(self, optimizer: Any) -> str | None:
-        """Return why the kernel cannot compute an optimizer's step: empty where it can, None if the optimizer has
+        """Return why the kernel cannot compute an optimizer's step; empty if it can, and None if the optimizer has
         another algorithm.
         """
         cls = type(optimizer)
@@ -232,6 +232,6 @@ def rate(group: Mapping[str, Any]) -> float:
 
 
 def all_of(names: Iterable[str]) -> Callable[[Mapping[str, Any]], tuple[str, ...]]:
-    """Return a function that returns these state names for every parameter group."""
+    """Return a function that returns the given state names for every parameter group."""
     kept = tuple(names)
     return lambda group: kept

@@ -487,8 +487,8 @@ def window_attention_table_gradient(
     BLOCK_PARTS: tl.constexpr,
     BLOCK_I: tl.constexpr,
 ):
-    """Sum the gradient of each relative position over all pairs (i, j) at this position and over the partial results of
-    all programs.
+    """Sum the bias gradient of each relative position: over all pairs (i, j) of tokens at that position, and over the
+    partial results of all programs.
 
     One program computes one row of the table for one head.
     """

@@ -146,7 +146,7 @@ def _known(request: Request, access: Access) -> Principal | None:
 
 
 def _go_on(request: Request, after: str) -> Response:
-    """Redirect to the page requested before the login, if it is one of ours, else to the list of studies."""
+    """Redirect to the page requested before the login if it belongs to this service, else to the list of studies."""
     target = after if _LOCAL_PATH.fullmatch(after) else _path(request, "/")
     return RedirectResponse(target, 303, {"Cache-Control": "no-store"})
 

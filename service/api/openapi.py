@@ -69,8 +69,8 @@ def returns_file(media_types: tuple[str, ...], description: str) -> Responses:
 
 
 def _file_schema(media_type: str) -> dict[str, Any]:
-    """Return the schema of a downloaded file: an empty one for binary files, and for JSON and YAML, which clients
-    parse; else a string.
+    """Return the schema of a downloaded file: empty for binary files and for JSON and YAML, which clients parse; a
+    string for other text.
     """
     parsed = media_type in ("application/json", "application/yaml")
     return {} if parsed or media_type in BINARY else {"type": "string"}
@@ -135,7 +135,7 @@ def _headers(*names: str) -> dict[str, Any]:
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI document of an application, made once."""
+    """Return an application's OpenAPI document, which is generated on the first call and then cached."""
     if app.openapi_schema is None:
         whole = get_openapi(
             title=app.title,

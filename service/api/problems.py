@@ -206,7 +206,7 @@ def _refusal_of_http(request: Request, error: StarletteHTTPException) -> Refusal
 
 
 def _methods(request: Request) -> set[str]:
-    """Return all methods of a path: Starlette knows only those of one route, and a path may have several."""
+    """Return the methods of a path over all of its routes: Starlette knows only the methods of one route."""
     app: FastAPI = request.app
     path = request.url.path.removeprefix(request.scope.get("root_path", ""))
     for template, operations in app.openapi()["paths"].items():

@@ -251,8 +251,8 @@ def _act(
 
 
 def _checked_version(service: Services, principal: Principal, study_id: str, if_match: str | None) -> int | None:
-    """Check a study's owner and the header `If-Match`, and return the version at which a change must be made; None
-    where any version will do.
+    """Check a study's owner and the header `If-Match`. Return the version that the study must still have when it is
+    changed, or None if any version will do.
 
     Raises:
         RefusalError: 404 where there is none, 409 where it belongs to the command line, 412 where its version

@@ -89,7 +89,7 @@ class BackupReader:
             raise self.damaged("its database differs from the one that was backed up")
 
     def artifacts(self) -> Iterator[tuple[BackedUpFile, Iterator[bytes]]]:
-        """Yield each file with its content in chunks, to be read before the next file."""
+        """Yield each file with an iterator over its chunks, which must be consumed before the next file."""
         for file in self.manifest.artifacts or ():
             source = self._next(f"artifacts/{file.sha256}", file.size_bytes)
             yield file, iter(lambda source=source: self._read(source), b"")  # type: ignore[misc]
@@ -133,7 +133,7 @@ class BackupReader:
 
 @contextmanager
 def writing_backup(path: Path) -> Iterator[BackupWriter]:
-    """Write a new backup, complete or not at all; only its owner may read it."""
+    """Write a new backup atomically; only its owner may read it."""
     partial = path.with_name(f".{path.name}.{new_id()}")
     with storage_errors(str(path)):
         try:

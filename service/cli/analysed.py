@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from steptune.tuner.trace_records import Comparison, TraceAnalysis
 
 PAGE_ROWS = 500
-"""Maximum rows of a page's tables, which can be searched."""
+"""Maximum number of rows in each searchable table of an HTML page."""
 NUM_COMPARED = 10_000
 """Maximum number of kernels on each side of a comparison: enough for all, because a kernel left out on one side would
 seem new or removed.

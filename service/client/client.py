@@ -259,7 +259,9 @@ class Client:
         return self._all(f"/trials/{trial_id}/windows", Page[Window])
 
     def breakdown(self, trial_id: str) -> TrialBreakdown:
-        """Return the breakdown of a trial's profiled steps; the categories sum to their time."""
+        """Return the breakdown of a trial's profiled steps; the times of its categories sum to the duration of these
+        steps.
+        """
         return self._transport.get(f"/trials/{trial_id}/breakdown", TrialBreakdown)
 
     def kernels(self, trial_id: str) -> Iterator[KernelStats]:
@@ -302,7 +304,7 @@ class Client:
         return self._all("/workers", Page[WorkerSummary])
 
     def reservations(self) -> Iterator[ReservationSummary]:
-        """Yield the studies that hold hosts and devices, or wait for some, the oldest first."""
+        """Yield the studies that occupy hosts and devices or wait for them, the oldest first."""
         return self._all("/reservations", Page[ReservationSummary])
 
     def hardware_profiles(self) -> Iterator[HardwareSummary]:
@@ -331,7 +333,7 @@ class Client:
             return self._transport.post_form("/workloads", WorkloadInfo, form)
 
     def _download(self, path: str, target: Path) -> Path:
-        """Download to a file, complete or not at all."""
+        """Download to a file, which is written or replaced only once the download is complete."""
         partial = target.with_name(f".{target.name}.part")
         try:
             with self._transport.streaming(path, headers={"Accept": "*/*"}) as response:

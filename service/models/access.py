@@ -97,8 +97,8 @@ class IdempotencyKeyRow(Base):
     status: Mapped[int | None]
     """HTTP status of the answer; NULL while the first request is running."""
     headers: Mapped[str | None]
-    """Headers of the answer, as JSON. Until there is an answer: the id that is reserved for the resource that the
-    request creates.
+    """Headers of the answer, as JSON. Until there is an answer: the id reserved for the resource that the request
+    creates.
     """
     body: Mapped[bytes | None] = mapped_column(LargeBinary)
     created_at: Mapped[datetime] = mapped_column(index=True)

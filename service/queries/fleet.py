@@ -118,7 +118,9 @@ def _parts(dialect: str, owned: bool) -> Select[*tuple[Any, ...]]:
 
 
 def _members(owned: bool) -> Select[*tuple[Any, ...]]:
-    """Select the ids of the studies in the blocks of the parameter `blocks`, of one owner if `owned` is true."""
+    """Select the ids of the studies in the blocks that the parameter `blocks` lists; if `owned` is true, only one
+    owner's.
+    """
     members = select(StudyRow.study_id).where(block_of(StudyRow.study_id).in_(bindparam("blocks", expanding=True)))
     return members.where(StudyRow.owner_id == bindparam("owner_id")) if owned else members
 

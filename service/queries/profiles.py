@@ -29,8 +29,8 @@ def list_numbered(
 
 
 def breakdown_of(engine: Engine, trial_id: str) -> TrialBreakdown:
-    """Return a trial's breakdown from its own few rows; the trial's record holds every step, and would take longer to
-    read.
+    """Return a trial's breakdown, read from its own table: the trial's full record contains every step, and would take
+    longer to read.
     """
     by_device: dict[tuple[int, str, int], list[tuple[str, int, int | None]]] = {}
     with querying(engine) as connection:

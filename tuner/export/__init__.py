@@ -1,4 +1,6 @@
-"""Exports of a recommendation in other tools' formats: one target, one file, one entry in `EXPORTERS`."""
+"""Exports of a recommendation in other tools' formats: one file for each tool, and one entry in `EXPORTERS` for each
+format.
+"""
 
 from __future__ import annotations
 

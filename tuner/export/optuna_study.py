@@ -114,7 +114,7 @@ def _values(study: Study, candidates: Sequence[Candidate]) -> dict[str, list[Sca
 
 
 def _value(study: Study, candidate: Candidate, name: str) -> Scalar:
-    """Return the value of a parameter in a candidate: its own choice, or else today's."""
+    """Return the value of a parameter in a candidate: the candidate's own choice, or else the current setting."""
     strategy, _, parameter = name.partition(".")
     current = study.facts.current.get(strategy, {}) if study.facts else {}
     choice = {**_DEFAULTS.get(strategy, {}), **current, **candidate.choices.get(strategy, {})}

@@ -1,4 +1,4 @@
-"""Time of one device in exclusive segments."""
+"""Time of one device during the steps, as non-overlapping segments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def device_rows(capture: Capture, device: int) -> Ints:
 
 
 def device_time(capture: Capture, device: int) -> tuple[Segments, Gaps]:
-    """Return segments that tile the steps, idle time included, and the idle gaps with their causes."""
+    """Return the device's time during the steps, idle time included, as non-overlapping segments. Also return the idle
+    gaps with their causes.
+    """
     span, work = capture.steps.span, capture.trace.work
     rows = device_rows(capture, device)
     category = capture.category[rows]

@@ -41,8 +41,8 @@ from steptune.tuner.strategies.registry import strategies_for
 BAD_CAPTURE = "bad_capture"
 """Name of the rule whose findings state why a capture cannot be trusted."""
 NOTABLE = 0.01
-"""Minimum excess, as a share of the step, of a finding's gain while the other causes remain over its gain once they are
-removed; a smaller excess is not reported.
+"""Minimum difference between a finding's gain with the other causes present and its gain without them, as a share of
+the step. If the difference is smaller, only the latter is reported.
 """
 RULES: tuple[Rule, ...] = (
     *INPUT_RULES,
@@ -57,7 +57,7 @@ SUBJECTS: Mapping[str, Subject] = {
     STALL_RULE: Subject(categories=(Category.HOST,), cause=STALLS),
     LATE_RULE: Subject(categories=(Category.COMMUNICATION,), cause=LATE_RANKS),
 }
-"""Categories and replayed cause of every rule."""
+"""Categories of every rule, and the cause that a replay removes for it."""
 UNKNOWN_PROBLEM = "profile again with more warm-up and less detail"
 """Advice for a bad capture whose problem is unknown, as in older records."""
 

@@ -21,8 +21,8 @@ RECURRING = 0.6
 the steps with stalls.
 """
 UNPACED = 0.3
-"""Maximum share of stalls and batch waits in the time that the device waits for the host, for a step to count as paced
-by dispatch.
+"""Maximum share of stalls and waits for batches in the time that the device waits for the host. If their share is
+larger, the step does not count as paced by dispatch.
 
 In launch-bound steps the longest 1 % of the gaps are 8 to 12 % of that time; for a rank that sleeps, 52 and 58 %.
 """
@@ -126,7 +126,7 @@ class Evidence:
 
     @property
     def sets_launches_aside(self) -> bool:
-        """Say whether another cause must be removed before the cost of launches is addressed: stalls that recur, or any
+        """Say whether another cause must be removed before launches are worth optimising: stalls that recur, or any
         stalls or waits for batches that cost more than the launches.
         """
         if self.is_paced_by_dispatch:

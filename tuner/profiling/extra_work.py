@@ -55,8 +55,8 @@ def extra_work(capture: Capture, breakdown: Breakdown, device: int | None) -> Ex
 def with_extra_work(
     replay: Replay, graph: Graph, extra: ExtraWork | None, num_steps: int, unprofiled_ns: float | None
 ) -> Replay:
-    """Return the replay with the share saved if no step did extra work: only the steps without extra work are
-    simulated.
+    """Return the replay with one more result: the share saved if no step did extra work. It is simulated by leaving out
+    the steps with extra work.
 
     Args:
         graph: Graph of the window's first steps.

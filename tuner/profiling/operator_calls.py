@@ -74,8 +74,8 @@ def operator_calls(trace: Trace, launches: Launches, span: tuple[int, int]) -> O
 
 
 def device_time_of_operators(capture: Capture, calls: OperatorCalls) -> Ints:
-    """Return, for each row of `trace.host`, the device time of the operations that it launched and that overlap the
-    steps, each operation in full.
+    """Return, for each row of `trace.host`, the device time of the operations that it launched. Operations that overlap
+    the steps count in full, others not at all.
     """
     work, (low, high) = capture.trace.work, capture.steps.span
     total = np.zeros(len(capture.trace.host), dtype=np.int64)

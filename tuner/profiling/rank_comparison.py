@@ -198,8 +198,8 @@ def _offsets(groups: Sequence[Matched], ranks: tuple[int, ...]) -> dict[int, int
 
 
 def _waits(calls: Mapping[int, CollectiveCalls], groups: Sequence[Matched]) -> tuple[RankWait, ...]:
-    """Return the waits of each rank: how much longer each of its calls takes than on the fastest rank, counted from the
-    start of the call.
+    """Return the waits of each rank: the time by which each of its calls lasts longer than the same call on the fastest
+    rank, placed at the start of the call.
     """
     waited: dict[int, int] = {}
     waiting: dict[int, list[Intervals]] = {}
@@ -263,7 +263,9 @@ def main_rank(analysis: TraceAnalysis) -> RankAnalysis:
 
 
 def _stats(calls: Mapping[int, CollectiveCalls], groups: Sequence[Matched]) -> tuple[CollectiveStats, ...]:
-    """Return statistics by kind of collective. Collectives that not all ranks share have neither latency nor skew."""
+    """Return statistics by kind of collective. Latency and skew are computed only from collectives that all ranks
+    share.
+    """
     kinds: dict[Message, dict[int, list[int]]] = {}
     for rank, own in calls.items():
         for kind, numbers in kinds_of(own.messages).items():

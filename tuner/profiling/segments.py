@@ -1,4 +1,4 @@
-"""Time of one device, or of a CPU, as exclusive segments that tile the steps."""
+"""Time of one device, or of a CPU, during the steps, as non-overlapping segments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ quiet H100 host. On busy hosts benchmarks/overhead_correction.py gave anything f
 
 @dataclass(frozen=True, kw_only=True)
 class Segments:
-    """Segments of a device's time, each with one category.
+    """Non-overlapping segments of a device's time during the steps, each with one category.
 
     Attributes:
         start, end: int64, sorted; they tile the steps.

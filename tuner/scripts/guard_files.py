@@ -11,15 +11,15 @@ from steptune.tuner.records.base import Record
 from steptune.tuner.scripts.own_process import OwnProcess
 
 NUM_STEPS, NUM_AUDITS, NUM_WIDE = 3, 2, 2
-"""Numbers of guarded steps: steps in sequence, steps that each begin from the reference's weights, and further such
-steps in FP32 if a precision changes.
+"""Numbers of guarded steps: consecutive steps, steps that each begin from the reference's weights, and further steps of
+the second kind in FP32 if a precision changes.
 """
 SEEN = "guard-0.pt"
 """Name of the file with the first rank's guarded steps."""
 
 
 class JudgeRequest(Record):
-    """A candidate, and the runs to compare it with.
+    """Request to judge a candidate: the file of its run, and files of the runs to compare it with.
 
     Attributes:
         reference: File of the run that candidates are compared with.
@@ -67,12 +67,12 @@ class ReferenceRuns:
 
     @property
     def reference(self) -> Path:
-        """Folder of the reference's data that candidates read: its weights, hashes of its batches, its batches."""
+        """Folder of the reference's data that candidates read: weights, batches, and hashes of the batches."""
         return self.folder / "today"
 
     @property
     def is_made(self) -> bool:
-        """True once candidates can be judged, after two runs of today's settings."""
+        """True once two runs of the current settings are complete, so that candidates can be judged."""
         return (self.reference / SEEN).exists() and (self.repeated / SEEN).exists()
 
     @property

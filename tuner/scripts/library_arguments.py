@@ -28,7 +28,7 @@ TRAINING_ARGUMENTS = ("transformers.TrainingArguments", "transformers.training_a
 PARSERS = ("HfArgumentParser", "TrlParser")
 """Classes of parsers that make options from the fields of dataclasses."""
 PARSES = ("parse_args_into_dataclasses", "parse_args_and_config")
-"""Methods of these parsers that read the command's options."""
+"""Methods of the parsers (`PARSERS`) that read the command's options."""
 SETTERS = ("set_dataloader", "set_optimizer")
 """Methods of `TrainingArguments` that set several fields."""
 ARGUMENT_FILES = (".json", ".yaml", ".yml")
@@ -36,7 +36,7 @@ LOADER = "loader."
 DEFAULTS = {"num_workers": (0,), "pin_memory": (True,), "prefetch_factor": (None, 2), "persistent_workers": (False,)}
 """Defaults that a Trainer gives its loader."""
 UNSAID = {"compile_dynamic": (None,)}
-"""Values that need no argument, by change; for changes not listed here, None, False and "highest" need none."""
+"""Values that need no argument, by change. For changes not listed here, these values are None, False and "highest"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,9 @@ def wrapped_loader(file: SourceFile, line: int) -> ast.Call | None:
 
 
 def _is_trainers(changes: Mapping[str, Scalar], script: ScriptFacts, file: SourceFile) -> bool:
-    """Say whether `train` of a transformers Trainer, not a line of the user's code, makes the object to change."""
+    """Say whether the object to change is made within `train` of a transformers Trainer, rather than by the user's
+    code.
+    """
     if any(name.startswith(LOADER) for name in changes):
         made = {"loader"}
     else:
@@ -150,7 +152,7 @@ def _is_training_arguments(tree: ast.AST, name: str) -> bool:
 
 
 def _refuse_others(tree: ast.AST, said: Said) -> None:
-    """Refuse a script that also sets one of these fields in another place."""
+    """Refuse a script that sets one of the fields to change in a second place."""
     fields = {*said.arguments}
     assigned = {name.rpartition(".")[2] for name in names([tree], ast.Store) if "." in name}
     others = [call for call in calls([tree]) if call is not said.call]

@@ -54,8 +54,8 @@ LONGEST_OVERRUN = 0.15
 """Maximum overrun of the budget that the minimum number of blocks may cause, as a share of the budget."""
 POWER = 0.8
 MORE, LESS = 0.05, 0.001
-"""Significance levels of two tests: whether blocks scatter more, and whether they scatter less, than single runs. Less
-scatter narrows the interval, so the second test requires stronger evidence.
+"""Significance levels of two tests: whether the variance of blocks is larger, and whether it is smaller, than that of
+single runs. A smaller variance narrows the interval, so the second test requires stronger evidence.
 """
 UNLIKE = 0.2
 """Significance level of the test whether the two sides of a comparison have different variances."""
@@ -234,7 +234,8 @@ def _chance(mean: float, spread: Spread, count: int, planned: int, alpha: float)
 
 
 def spread_of(log_ratios: Sequence[float], one: Sequence[TrialResult], other: Sequence[TrialResult]) -> Spread:
-    """Return the scatter of the log ratio of one block, from all runs of both sides or from the blocks alone.
+    """Return the variance of the log ratio of one block, estimated from all runs of both sides or from the blocks
+    alone.
 
     Args:
         log_ratios: Log ratios by block, at least two.
@@ -308,7 +309,7 @@ def all_starts(
 
 
 def _by_place(results: Sequence[TrialResult]) -> list[list[float]]:
-    """Group log rates by place, so that differences between machines do not count as scatter."""
+    """Group log rates by place, so that differences between machines do not count as noise."""
     by_place: dict[str, list[float]] = {}
     for result in results:
         by_place.setdefault(result.place, []).append(log_rate(result).mean)

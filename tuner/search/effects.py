@@ -39,14 +39,14 @@ NOISE_PRIOR_SD = 0.03
 """Prior standard deviation between runs; the prior weighs as much as two replicates."""
 LEVEL_SD = 1.0
 CALM_SHARES = (1.0, 0.3, 0.1)
-"""Noise of trials in which the device hardly waited for its host, relative to other trials: values that the fit
-compares.
+"""Ratios among which the fit chooses: the noise of trials in which the device hardly waited for its host, divided by
+the noise of other trials.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prior:
-    """Prior scales of effects, before anything is measured: standard deviations of logarithms.
+    """Standard deviations of the logarithms of effects, assumed before anything is measured.
 
     Attributes:
         main_sd: Standard deviation of the main effect of a choice.
@@ -58,14 +58,14 @@ class Prior:
 
 
 SURPRISING = 1.5
-"""Size of a choice's effect, in prior standard deviations, above which a wider prior is tried for it."""
+"""Absolute effect of a choice, in prior standard deviations, above which a wider prior is tried for this choice."""
 WIDENING = 2.0
 """Minimum increase of the log-likelihood for a choice to get a wider prior."""
 MOST_WIDENED = 6
 """Maximum number of choices with a wider prior in one model."""
 PRIORS = (Prior(main_sd=0.2, own_sd=0.1), Prior(main_sd=0.6, own_sd=0.2), Prior(main_sd=2.0, own_sd=0.4))
-"""Prior scales of effects: alternatives among which the fit chooses. On CPUs a typical choice changes the rate by a
-fifth; on GPUs some choices change it by a factor of five, which the narrowest prior would take for noise.
+"""Alternative priors of effects, among which the fit chooses. On CPUs a typical choice changes the rate by a fifth; on
+GPUs some choices change it by a factor of five, which the narrowest prior would take for noise.
 """
 
 
@@ -240,8 +240,8 @@ class EffectModel:
         return noise
 
     def _fit(self) -> tuple[Prior, float, float, Drift]:
-        """Fit the prior of the choices' effects first, without drift, then noise and drift: one large effect must not
-        make all trials look noisy.
+        """Fit first the prior of the choices' effects, without drift, and then noise and drift. Otherwise one large
+        effect would make all trials look noisy.
         """
         drifts = DRIFTS if any(o.reference is None for o in self._observations) else DRIFTS[:1]
         shares = CALM_SHARES if len({o.calm for o in self._observations if o.noisy}) > 1 else CALM_SHARES[:1]
@@ -253,15 +253,17 @@ class EffectModel:
         return prior, share, noise_sd, drift
 
     def _as_in(self, like: EffectModel) -> tuple[Prior, float, float, Drift]:
-        """Take prior and noise from another model; choices that it does not know get the prior's width."""
+        """Take the prior, noise and drift from another model. Choices unknown to that model get its prior standard
+        deviation.
+        """
         widths = dict(zip(like._choices, like._widths, strict=True))
         self._widths = np.array([widths.get(choice, like.prior.main_sd) for choice in self._choices])
         self._gains, self._noise_of_starts = self._explained_by(like.prior, self._widths), self._noise(like.calm_share)
         return like.prior, like.calm_share, like.noise_sd, like.drift
 
     def _fit_widths(self, prior: Prior, share: float) -> tuple[float, Floats]:
-        """Return the score of a prior after widening it for choices with surprising effects, and the widths of all
-        choices.
+        """Return the score of a prior, and the prior's width for every choice: choices with surprising effects get a
+        wider prior.
         """
         widths = np.full(len(self._choices), prior.main_sd)
         self._noise_of_starts = self._noise(share)
@@ -279,7 +281,7 @@ class EffectModel:
         return score, widths
 
     def _best_noise(self, prior: Prior, widths: Floats) -> tuple[float, float]:
-        """Return the best score without drift, and its noise; sets `_gains` for these widths."""
+        """Return the best score without drift, and the noise that gives it; set `_gains` for these widths."""
         self._gains = self._explained_by(prior, widths)
         return max((self._score(noise_sd, DRIFTS[0]), noise_sd) for noise_sd in NOISE_GRID)
 
@@ -348,6 +350,8 @@ def _log_likelihood(covariance: Floats, values: Floats) -> float:
 
 
 def _log_prior(noise_sd: float, drift: Drift) -> float:
-    """Return the log-prior, as if two replicates had shown the usual noise; drift has a penalty."""
+    """Return the log-prior of noise and drift. Deviation from the usual noise counts as if two replicates had shown the
+    usual noise; drift has a penalty.
+    """
     spread = math.log(noise_sd / NOISE_PRIOR_SD) / math.log(3)
     return -0.5 * spread**2 - (1.0 if drift.sd else 0.0)

@@ -18,13 +18,16 @@ SEARCHING = (Purpose.BASELINE, Purpose.EXPLORE, Purpose.REPLICATE, Purpose.AUDIT
 
 
 class Ledger:
-    """Results by candidate, purpose and replicate, and the rows of trials that are written."""
+    """Ledger of a study's trials: it returns results by candidate, purpose and replicate, and writes the rows of new
+    trials.
+    """
 
     def __init__(self, store: StudyStore, study_id: str, objective: Objective = PLAIN) -> None:
         self._store = store
         self._objective = objective
         self.same_model: Callable[[Candidate, Candidate], bool] = lambda one, other: one == other
-        """Function that says whether a candidate can use the code that was compiled and cached for another one."""
+        """Function that says whether a candidate can use the code that was compiled and cached for another candidate.
+        """
         self._compiled: list[tuple[Candidate, int]] = []
         """Candidate and compilation time in nanoseconds of each run, in order."""
         self._raw: dict[str, TrialResult] = {}
@@ -72,7 +75,7 @@ class Ledger:
         return self._objective.counted(result, max(next(first, 0), next(own, 0)))
 
     def as_measured(self, result: TrialResult) -> TrialResult:
-        """Return the stored result, as it was measured, from which `counted` made this one."""
+        """Return the result as it was measured, before `counted` converted it."""
         return self._raw.get(result.trial_id, result)
 
     def companion_of(self, result: TrialResult) -> TrialResult | None:
@@ -103,9 +106,9 @@ class Ledger:
         return sorted(earlier, key=lambda result: self._sequences[result.trial_id])
 
     def has_arrived(self, candidate: Candidate, place: str, starts: int) -> bool:
-        """Say whether a candidate's trials on this machine can be compared with earlier ones: no earlier ones exist,
-        the search has already continued on this machine, or this candidate had at least `starts` runs here since the
-        study moved.
+        """Say whether a candidate's trials on this machine can be compared with earlier trials. They can if there are
+        no earlier trials, if the search has already continued on this machine, or if the candidate had at least
+        `starts` runs here since the study moved.
         """
         if self._last_place is None:
             return True

@@ -282,7 +282,7 @@ class RankMemory:
         return found.peak(max(fewer, default=0.0))
 
     def without_activations(self, candidate: Candidate, pieces: int) -> float | None:
-        """Return the memory needed without any activations; None where it is unknown."""
+        """Return a candidate's peak memory without any activations; None where it is unknown."""
         found = held(self._space, candidate, pieces)
         return None if found is None else found.least
 

@@ -36,7 +36,9 @@ FIRST_DEADLINE_S = 180.0
 COMPILE_PATIENCE = 4
 LOADING = frozenset(kind.strategy for kind in (DataLoadingSetting, DatasetCacheSetting, DevicePrefetchSetting))
 BATCHES_HASHED = 3 * NUM_CONTENT_BATCHES
-"""Number of batches that a check of the loader loads: once by the candidate's loader, twice by the dataset alone."""
+"""Number of batch loads in a check of the loader: each batch is loaded once by the candidate's loader, and twice from
+the dataset alone.
+"""
 LONGEST_HASHING_S = 1.0
 MAX_POINTWISE, MIN_POINTWISE = 4, 2
 MAX_AUDITS = 2
@@ -100,8 +102,8 @@ class SpecMaker:
         return name in LOADING or (is_knob(name) and not self._space.strategy(name).numerics({}).needs_consent)
 
     def _is_cheap_to_hash(self) -> bool:
-        """Say whether checking batches is cheap enough to do it for every candidate, because any candidate may have
-        unknown side effects.
+        """Say whether batches can be checked for every candidate at low cost. Every candidate is worth a check, because
+        any may have unknown side effects.
         """
         facts = self._space.workload
         if facts.dataset.sample_ns is None:

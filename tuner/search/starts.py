@@ -18,7 +18,9 @@ def warm_compile_s(cold_s: float) -> float:
 
 
 def cold_compile_s(result: TrialResult) -> float:
-    """Return the seconds of compilation that the next run need not repeat in full; 0 without a cold compilation."""
+    """Return the seconds of a cold compilation, which the next run need not repeat in full; 0 if the compilation was
+    not cold.
+    """
     startup = result.startup
     return startup.compile_ns / 1e9 if startup is not None and startup.compile_cold else 0.0
 

@@ -27,7 +27,7 @@ class Recorder(Protocol):
         """
 
     def record(self, runs: Sequence[Callable[[], object]]) -> list[Recorded]:
-        """Record functions that share memory and are replayed in this order.
+        """Record functions that share memory. Their recordings must be replayed in the given order.
 
         Raises:
             CaptureError: An operation in them cannot be recorded.

@@ -95,9 +95,7 @@ class Host:
         self._poll.register(self._waiting, select.EPOLLIN)
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable while messages wait, including messages that arrived while this end was
-        sending.
-        """
+        """Return a descriptor that is readable while messages wait, including messages that arrived during a `send`."""
         return self._poll.fileno()
 
     def send(self, message: Any) -> None:
@@ -350,8 +348,8 @@ class HostGroup:
             path.with_name(f"{path.name}.incoming").unlink(missing_ok=True)
 
     def merged(self, host: int, message: FromServer) -> list[FromServer]:
-        """Return the messages to the parent that result from one host's message. A job has ended when it has ended on
-        all hosts.
+        """Return the messages to the parent that result from one host's message. The end of a job is passed on once the
+        job has ended on all hosts.
         """
         if isinstance(message, ServerReady | RankMessage):
             return [message]

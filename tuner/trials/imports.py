@@ -47,7 +47,9 @@ def save_imports(path: Path, names: list[str]) -> None:
 
 
 def load_imports(path: Path) -> list[str]:
-    """Load the saved names; empty if the file is missing, or if the workload has put something else in its place."""
+    """Load the saved names of modules; empty if the file is missing, or if the workload has overwritten it with
+    something else.
+    """
     with contextlib.suppress(OSError, msgspec.DecodeError):
         return msgspec.json.decode(path.read_bytes(), type=list[str])
     return []

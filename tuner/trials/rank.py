@@ -27,7 +27,7 @@ class DescribeRequest(Record):
 
 
 def run_rank(entry: str, payload: bytes, rank: int, num_ranks: int, channel: Channel) -> int:
-    """Run the requested entry.
+    """Run the requested entry (a trial or another task) as one rank.
 
     Returns:
         The exit status: 0, or 1 after a failure that was reported.

@@ -76,7 +76,9 @@ if TYPE_CHECKING:
 
 NUM_SEEDS = 4
 NUM_DRAWS = 7
-"""Number of steps that draw masks, for a candidate that can be reset to the initial parameters."""
+"""Number of steps that draw random masks (of dropout and similar modules), for a candidate that can be reset to the
+initial parameters.
+"""
 NUM_HORIZON_RUNS = 3
 
 
@@ -314,7 +316,8 @@ class _Runs:
         self._watches_updates = job.workload.has_custom_step and not why_not_replayed(job)
         self._count = 0
         self.moves: Moves | None = None
-        """Parameters that changed between updates, over all runs, in a step defined by the workload."""
+        """Parameters that changed between updates, over all runs; recorded only if the workload defines its own step.
+        """
 
     def run(
         self,
@@ -376,8 +379,8 @@ class _Runs:
         }
 
     def bias_corrections(self, first: _Run) -> Tolerance | None:
-        """Measure the tolerance for rounding in the update's bias corrections; None if neither candidates nor the
-        reference round there.
+        """Measure the tolerance for rounding in the update's bias corrections; None if neither the candidates nor the
+        reference round these corrections.
         """
         optimizer = self._optimizer
         wanted = self._request.bias_corrections or rounds_bias_corrections(optimizer)
@@ -387,9 +390,7 @@ class _Runs:
             return widest([self.run().deviations_from(first)])
 
     def over_seeds(self, first: _Run) -> list[_Run]:
-        """Return runs with several seeds for the curve part of the protocol; return none for a model without
-        randomness.
-        """
+        """Return runs with several seeds for the curve part of the protocol; empty for a model without randomness."""
         if not self._request.protocol.num_curve:
             return []
         seed = self._request.protocol.seed

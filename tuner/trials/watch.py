@@ -85,17 +85,19 @@ class Watch:
         """Free bytes and free inodes below each directory when the files were last counted."""
 
     def add(self, directory: Path) -> None:
-        """Include another directory of temporary files in the count of files and bytes; another thread may be
-        counting.
+        """Add a directory of temporary files, whose files and bytes then count towards the quota. A count may be in
+        progress on another thread.
         """
         self._directories.append(directory)
 
     def count_again(self) -> None:
-        """Count all files at the next check: what the last one found had no consequence."""
+        """Count all files again at the next check, because the failure that the last check found was not acted on."""
         self._counted = {}
 
     def exceeded(self, phase: Phase) -> Failure | None:
-        """Return the failure for a limit that is exceeded now; None if none is, or if the last check was recent."""
+        """Return the failure for a limit that is exceeded now; None if no limit is exceeded, or if the last check was
+        recent.
+        """
         if time.monotonic() - self._looked_s < INTERVAL_S:
             return None
         self._looked_s = time.monotonic()
@@ -238,8 +240,8 @@ def _usage_of_user(as_user: Sequence[str], directories: Sequence[Path]) -> tuple
 
 
 def _files_of_user(as_user: Sequence[str], directories: Sequence[Path]) -> dict[File, int]:
-    """Return the allocated bytes of each of a user's files. Read them as that user, who may have closed folders to
-    others.
+    """Return the allocated bytes of each file of a user. The search runs as that user, because the user's folders may
+    be closed to others.
     """
     script = 'find "$@" -xdev -user "$(id -u)" -printf "%D %i %b\\n" 2>/dev/null'
     done = run_as(as_user, "/bin/sh", "-c", script, "sh", *(str(directory.absolute()) for directory in directories))

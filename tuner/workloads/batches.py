@@ -120,8 +120,8 @@ class EndlessBatches:
         return self._next * self.merged
 
     def first_pool(self) -> tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]:
-        """Return the first pool's batches, and the user's original batches that contain the same samples. A pool is a
-        group of batches within which samples are rearranged.
+        """Return the batches of the first pool, and the user's original batches that contain the same samples. A pool
+        is a group of batches whose samples are rearranged among them.
         """
         return self.batches[: self.pool], self.original[: self.pool * self.merged]
 

@@ -1,5 +1,5 @@
-"""Memory of the tensors that training in a script is known to hold, by class. The classes have the same names as those
-of `known_blocks` in `tuner.profiling.tensor_memory`, which does this for workloads.
+"""Memory of the known tensors of a script's training, by class. `known_blocks` in `tuner.profiling.tensor_memory` does
+this for workloads, with the same class names.
 """
 
 from __future__ import annotations

@@ -184,8 +184,8 @@ class TrialSession(Session):
 
 
 def _not_enabled() -> list[str]:
-    """Return the changes that `steptune.enable` should have made and did not, whether a line of the script or a
-    verification requested them.
+    """Return the changes that `steptune.enable` should have made but did not, whether the script or a verification
+    requested them.
     """
     modules = [sys.modules.get(f"{package}.enabled") for package in (__package__, "steptune.tuner.scripts.agent")]
     return [name for module in modules if module is not None for name in module.missing()]

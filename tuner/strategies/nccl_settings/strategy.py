@@ -55,8 +55,8 @@ which knows where it is safe.
 """
 SOCKETS = ("socket_threads", "sockets_per_thread")
 MAX_CHANNELS, MAX_PER_CHANNEL, MAX_SOCKETS = 64, 16, 64
-"""NCCL's maximum numbers: of channels; of threads, and likewise of sockets per thread; and of sockets per connection
-(threads times sockets per thread).
+"""NCCL's limits: on channels; on threads, and likewise on sockets per thread; and on sockets per connection (threads
+times sockets per thread).
 """
 TCP_LIKELY = 0.5
 """Probability that NCCL uses sockets on a network of known speed but unknown kind. On InfiniBand and RoCE, NCCL uses no
@@ -130,8 +130,8 @@ class NcclSettings(Strategy):
         return {} if choice == situation.choices[self.name] else without(situation, Category.COMMUNICATION)
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
-        """Return the expected saving of other numbers of sockets, from the bandwidth that they reach between hosts;
-        None for other parameters.
+        """Return the expected saving if the number of sockets changes, from the bandwidth between hosts with the new
+        number; None if only other parameters change.
         """
         topology = situation.environment.topology
         now, then = reduction(situation), reduction(situation, **self.exchange(choice))

@@ -250,12 +250,16 @@ class DeepGradient(Compression):
             unsent.add_(momentum.mul_(options.momentum).add_(gradient))
 
     def _largest(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        """Return the indices of the largest unsent values in the flattened tensor; every rank returns equally many."""
+        """Return the indices of the largest unsent values in the flattened tensor; their number is the same on every
+        rank.
+        """
         unsent = self.unsent[parameter].flatten()
         return unsent.abs().topk(math.ceil(self.ratio * unsent.numel()), sorted=False).indices.int()
 
     def _take(self, parameter: torch.nn.Parameter, places: torch.Tensor) -> torch.Tensor:
-        """Return the unsent values at these places, and set the unsent values and the momentum there to zero."""
+        """Return the unsent values at the given indices, and set these values and the momentum at these indices to
+        zero.
+        """
         unsent = self.unsent[parameter].view(-1)
         values = unsent[places]
         unsent[places] = 0.0

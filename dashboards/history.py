@@ -18,8 +18,8 @@ from steptune.tuner.records import Decision, Purpose, SampleUnit, Trial, TrialRe
 from steptune.tuner.trial_figures import gain_over
 
 NUM_HOVERS = 4096
-"""Maximum number of hover texts that a process caches: most trials of a running study were already on the previous
-version of its page.
+"""Maximum number of hover texts that a process caches. When the page of a running study is rendered again, most of its
+trials are the same as before.
 """
 
 
@@ -62,9 +62,9 @@ class HistoryRow(NamedTuple):
     outcome: str
     """Outcome of the trial: a key of `LOOKS`."""
     gain: float
-    """Speed of this run relative to today's settings: to the reference run interleaved with this one or, without
-    one, to the mean of all reference runs. NaN where it was not measured. The speed stated for the configuration
-    may differ.
+    """Speed of this run divided by the speed of today's settings; NaN if this run was not measured. Today's speed is
+    taken from the reference run that took turns with this run or, without one, from all reference runs. The study may
+    state another ratio for the configuration.
     """
     units_per_s: float
     note: str

@@ -40,8 +40,8 @@ def render_report(source: TrialSource, study_id: str, pages: TrialPageSource | N
 
 
 def trials_shown(source: TrialSource, study_id: str) -> list[Trial]:
-    """Return the profiled trials that get a page, in order: one trial each of today's settings, of the configurations
-    accepted last, and of the leading configuration; at most `MAX_TRIALS`.
+    """Return the profiled trials that get a page (at most `MAX_TRIALS`), the earliest first: the latest trial of
+    today's settings, of each recently accepted configuration, and of the leading configuration.
     """
     trials = [t for t in source.trials(study_id) if t.result is not None and t.result.ok and t.result.breakdowns]
     reference = [r.candidate for r in reference_results(source.trials(study_id))][:1]

@@ -46,7 +46,7 @@ class GapStats(Record):
     """Total time of the gaps in each of the length ranges of `histogram`."""
     longest: tuple[Gap, ...]
     sites: tuple[GapSite, ...] = ()
-    """Sites of the gaps, those with the most time first."""
+    """Gaps summed by cause and by the kernel that ends them, the longest total time first."""
 
 
 class QueueStats(Record):
@@ -118,7 +118,7 @@ class RooflineRow(Record):
     time_ns: int
     """Time on the device, without that of nested operators or modules."""
     floor_ns: int
-    """Minimum time that its FLOP and bytes take at the device's peak rates, which kernels seldom reach."""
+    """Minimum time for this row's FLOP and bytes at the device's peak rates, which kernels seldom reach."""
     limit: str
     """Resource that determines the floor: "compute" or "memory"."""
     shapes: str = ""
@@ -439,13 +439,13 @@ class SpanPlace(Record):
 
 
 class Difference(Record):
-    """Difference of one quantity per step between two sides."""
+    """Difference of one quantity per step between two runs."""
 
     name: str
     before_ns: float
     after_ns: float
     low_ns: float | None = None
-    """Lower end of the 95 % interval of after minus before; None if a side has only one step."""
+    """Lower end of the 95 % interval of the difference (after minus before); None if a run has only one step."""
     high_ns: float | None = None
 
     @property
@@ -459,7 +459,7 @@ class Difference(Record):
 
 
 class KernelDifference(Record):
-    """Difference of one kernel between two sides, per step and device, as profiled."""
+    """Difference of one kernel between two runs, per step and device, as profiled."""
 
     name: str
     category: str
@@ -479,13 +479,13 @@ class KernelDifference(Record):
 
 
 class GapDifference(KernelDifference):
-    """Difference, between two sides, of the gaps that have the same cause (`category`) and are followed by the same
+    """Difference, between two runs, of the gaps that have the same cause (`category`) and are followed by the same
     kernel (`name`).
     """
 
 
 class ModuleDifference(Record):
-    """Difference of one `nn.Module`'s own operators between two sides, forward and backward, per step and device, as
+    """Difference of one `nn.Module`'s own operators between two runs, forward and backward, per step and device, as
     profiled.
     """
 

@@ -20,7 +20,9 @@ log = logging.getLogger("steptune.access")
 
 Address = IPv4Address | IPv6Address
 SECRET_HEADER = "X-Proxy-Secret"
-"""Header in which the proxy sends the setting `proxy_secret`; it must overwrite the clients' own."""
+"""Header in which the trusted proxy sends the setting `proxy_secret`. If a client has sent this header, the proxy must
+overwrite it.
+"""
 
 
 class Proxies:

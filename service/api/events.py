@@ -1,4 +1,4 @@
-"""Events of studies, in pages or live: a client can resume a stream of server-sent events where it stopped."""
+"""Events of studies, as paginated lists or as a live stream. A client can resume the stream where it stopped."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class _Authorised(SecurityBase):
 
 @contextmanager
 def noted_refusals(request: Request) -> Iterator[None]:
-    """Mark a request that is refused within the context, so that the audit log records the refusal."""
+    """Mark the request if the code in this context refuses it, so that the audit log records the refusal."""
     try:
         yield
     except AccessError as error:

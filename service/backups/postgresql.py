@@ -24,7 +24,9 @@ REPLACED = "steptune_replaced"
 
 
 def dump(engine: Engine, target: Path) -> set[str]:
-    """Write the database into a file; return the digests to which its rows refer at that moment."""
+    """Write the database into a file. Return the digests of all artifacts and uploads to which its rows refer at that
+    moment.
+    """
     tool = _tool("pg_dump")
     with engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
         digests = referenced_digests(connection)

@@ -1,4 +1,4 @@
-"""`export`: files of a study's recommendation, from the database here or from a service."""
+"""`export`: write the files of a study's recommendation, from the local database or from a service."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from steptune.tuner.wording import no_such
 from steptune.tuner.workloads.reference import COMMAND
 
 DIFF, DIFF_FILE = "diff", "steptune.diff"
-"""Name of the format that changes a script's own lines (a diff), and the name of its file. The diff is made by this
-command, because a service must not access users' files.
+"""Name of the export format that is a diff of the script's own lines, and the name of its file. This command makes the
+diff, because a service must not access users' files.
 """
 
 

@@ -1,4 +1,4 @@
-"""The last command before a trial server: it makes new files private, and forbids user namespaces.
+"""Command that starts a trial server with two restrictions: new files are private, and user namespaces are forbidden.
 
 In a user namespace of its own an ordinary process has every capability over what it makes there, and reaches much
 of the kernel that is closed to it otherwise. Bubblewrap can forbid further ones only where it made one
@@ -50,9 +50,9 @@ _NUMBERS = {
     "x86_64": (0xC000003E, 56, 272, 436, 435, 308, 248, 249, 250, 29, 64, 68, 425, 447),
     "aarch64": (0xC00000B7, 220, 97, 436, 435, 268, 217, 218, 219, 194, 190, 186, 425, 447),
 }
-"""Numbers for the filter of system calls, by architecture: first the audit number of the architecture, then the system
-calls clone, unshare, close_range and clone3, then the system calls to refuse: setns, add_key, request_key, keyctl,
-shmget, semget, msgget, io_uring_setup, memfd_secret.
+"""Numbers that the system-call filter needs, by architecture, in this order: the audit number of the architecture; the
+system calls clone, unshare, close_range and clone3; the system calls to refuse (setns, add_key, request_key, keyctl,
+shmget, semget, msgget, io_uring_setup, memfd_secret).
 """
 
 

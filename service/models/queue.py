@@ -59,7 +59,9 @@ class QueueEntryRow(Base):
 
 
 class DeletedUsageRow(Base):
-    """Device time of a deleted study, which counts for quotas and for taking turns until it is too old."""
+    """Device time of a deleted study. While it is recent, it counts towards its owner's quota and for the order in
+    which users take turns.
+    """
 
     __tablename__ = "deleted_usage"
 

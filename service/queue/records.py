@@ -15,7 +15,7 @@ SCRIPT = "script"
 BEGUN = (StudyState.QUEUED, StudyState.RUNNING)
 """States of studies that are in the queue or held by a worker."""
 AND = " and "
-"""Separator between the places of several hosts in one text."""
+"""Separator between hosts in the text that lists the hosts and devices of a study."""
 OVER_HOSTS = " over hosts"
 """Suffix of the device kind that a study over several hosts requires. Older versions of Steptune, which support only
 one host, compare the whole text with their own kind, and so leave such a study alone.
@@ -185,4 +185,4 @@ class Claim(Record):
     """True where the study may continue on other hardware than it began on."""
     slots: tuple[Slot, ...]
     place: str
-    """Place where the study runs now."""
+    """Hosts and devices on which the study runs now, as text."""

@@ -50,7 +50,9 @@ class Supervisor:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Stop the worker: running trials may take `timeout_s`, then it returns its study to the queue."""
+        """Stop the worker. Its running trials may take `timeout_s` seconds; then the worker returns its study to the
+        queue.
+        """
         with self._lock:
             self._stopping.set()
             process = self._process

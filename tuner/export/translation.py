@@ -88,10 +88,10 @@ class TranslatingExporter(Exporter):
         return ()
 
     def checked(self, recommendation: Recommendation) -> Recommendation:
-        """Return the recommendation unchanged, or refuse it if the target cannot hold it.
+        """Return the recommendation unchanged, or refuse it if the target cannot express it.
 
         Raises:
-            RecommendationError: The target cannot hold it.
+            RecommendationError: The target cannot express it.
         """
         reason = self.refusal(recommendation)
         if reason is not None:

@@ -64,7 +64,7 @@ class Host:
 
     @property
     def endpoints(self) -> list[Function]:
-        """GPUs and RDMA NICs, which should be able to transfer data directly."""
+        """GPUs and RDMA NICs, which should be able to transfer data to each other directly."""
         return [*self.pci.gpus, *(nic for nic in self.nics.values() if nic is not None)]
 
     @property

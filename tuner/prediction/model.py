@@ -42,7 +42,7 @@ class Model:
 
     @property
     def alone_ns(self) -> float:
-        """Time of a step without any exchange."""
+        """Time of a step without communication between ranks."""
         return self.step.total_ns + self.unexplained_ns
 
     def step_ns(self, choices: Mapping[str, Choice], cluster: Cluster) -> float:

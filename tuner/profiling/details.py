@@ -73,7 +73,9 @@ def details_of(trace: Trace, num_steps: int) -> Details:
 
 
 def matched(trace: Trace, steps: StepWindows, details: Details) -> Ints:
-    """Return rows of operators in the details window, by row of `trace.host`; -1 if there is no match."""
+    """Return, for each row of `trace.host`, the row of the matching operator in the details window; -1 if there is
+    none.
+    """
     match = np.full(len(trace.host), NO_ROW, dtype=np.int64)
     if not steps.marked:
         return match
@@ -100,9 +102,7 @@ def _by_name(trace: Trace, low: int, high: int) -> dict[str, Ints]:
 
 
 def seen_in(match: Ints, time_ns: Ints, num_rows: int) -> Ints:
-    """Map times, given by row of `trace.host`, to the matching rows of the details window, and add up those with the
-    same match.
-    """
+    """Return the time of each row of the details window: the sum over all rows of `trace.host` that match it."""
     found = np.zeros(num_rows, dtype=np.int64)
     known = match >= 0
     np.add.at(found, match[known], time_ns[known])

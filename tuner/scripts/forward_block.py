@@ -47,7 +47,7 @@ def forward_and_loss(file: SourceFile, line: int) -> Sequence[ast.stmt]:
 
 
 def _refuse_own_autocast(tree: ast.AST, line: int) -> None:
-    """Refuse a script with a context that switches autocast off, which would undo the autocast around it."""
+    """Refuse a script that already calls the model in an autocast context, which would override the recommended one."""
     contexts = [n for n in ast.walk(tree) if isinstance(n, ast.With) and n.lineno <= line <= (n.end_lineno or n.lineno)]
     items = [ast.unparse(item.context_expr) for context in contexts for item in context.items]
     assigned = [n for n in ast.walk(tree) if isinstance(n, ast.Assign) and names(n.targets, ast.Store) & set(items)]

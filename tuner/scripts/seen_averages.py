@@ -1,4 +1,4 @@
-"""Averages of the weights that a script holds in addition to its model, found in guarded steps by their recurrence.
+"""Averages of the weights that a script keeps in addition to its model, found in guarded steps by their recurrence.
 
 A script does not name its averages: a candidate's average is the tensor that follows the weight by the reference's
 shares. Steps that begin from the reference's weights again show no average.
@@ -85,7 +85,9 @@ def _score(found: AverageScore) -> float:
 
 
 def _states(seen: Seen, number: int) -> list[StateStep]:
-    """Return, for each pair of consecutive steps, the held tensors after both and the weights after the first."""
+    """Return, for each pair of consecutive steps, the tensors that may be averages after each of the two steps, and the
+    weights after the first step.
+    """
     steps = seen["steps"][:number]
     roundoff = max((update["roundoff"] for step in steps for update in step["updates"]), default=0.0)
     weights = weights_after(steps)
@@ -101,7 +103,9 @@ def _states(seen: Seen, number: int) -> list[StateStep]:
 
 
 def _likely(steps: Sequence[StateStep]) -> Iterator[tuple[str, str]]:
-    """Yield each held tensor that changes, with the weight towards which it moves."""
+    """Yield the name of each tensor that changes and may be an average, with the name of the weight towards which it
+    moves.
+    """
     if not steps:
         return
     first = steps[0]

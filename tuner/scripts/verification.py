@@ -127,7 +127,7 @@ def verify_script(
 
 
 def shares_layout(look: Look) -> bool:
-    """Say whether forks share a memory layout that differs between new processes, as on a CPU."""
+    """Say whether the memory layout differs between new processes but not between forks of one process, as on a CPU."""
     return look.record.device != "cuda"
 
 
@@ -193,7 +193,7 @@ class _Blocks:
 
 
 def compare_losses(today: Sequence[list[float]], changed: Sequence[list[float]], gain: Gain) -> ScriptVerification:
-    """Return the verdict on the losses of both scripts' runs, the same number of each."""
+    """Compare the losses of both scripts' runs, the same number of losses from each run, and return the verdict."""
     num = min(len(losses) for losses in (*today, *changed))
     if not num:
         reason = "no backward pass was observed, so the losses were not compared"

@@ -79,7 +79,7 @@ def build_optimizer(workload: Workload, named: NamedParameters, plan: Plan, devi
 
 
 def _with_algorithm(workload: Workload, named: NamedParameters, plan: Plan) -> torch.optim.Optimizer:
-    """Return the user's optimizer, or one of the plan's algorithm in its place."""
+    """Return the user's optimizer, or its replacement if the plan names another algorithm."""
     arguments = plan.optimizer
     optimizer = workload.optimizer(named)
     again = arguments.algorithm is not None or arguments.implementation is not None or arguments.contiguous

@@ -91,8 +91,8 @@ def map_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 
 def _view(mapping: mmap.mmap, start: int, entry: _Entry) -> torch.Tensor:
-    """Return a tensor over its part of the mapping, with a separate storage. Torch.compile treats tensors that share a
-    storage as aliases.
+    """Return a tensor whose data is its part of the mapped file. It has its own storage, because torch.compile treats
+    tensors that share a storage as aliases.
     """
     import torch
 

@@ -19,8 +19,8 @@ from steptune.tuner.profiling.replay.chain import LAUNCH, SYNC, Chain, Floats, t
 from steptune.tuner.profiling.trace import Kind
 
 BLOCKING_COPY_NS = 20_000
-"""Minimum duration, in nanoseconds, for a copying call that lasts until the end of its copy to count as a wait; the
-memory is then pageable.
+"""Minimum duration, in nanoseconds, of a copy call that counts as a wait if it lasts until its copy ends. Such a copy
+uses pageable memory.
 """
 FULL_QUEUE = 0.8
 """Minimum share of the launch queue that must be filled for a launch that takes longer than usual to count as waiting
@@ -29,8 +29,8 @@ for a free place.
 When the queue is full, either few launches wait for many places, or each waits for the device's next operation.
 """
 FEW_CALLS, QUICK = 30, 0.1
-"""Minimum number of launches into a queue with free places for their median to be the usual launch duration, and the
-quantile over all launches that replaces the median if there are fewer.
+"""Minimum number of launches into a queue with free places, and a quantile. The usual duration of a launch is the
+median over such launches; with fewer of them, it is the quantile over all launches.
 """
 QUEUE_DEPTH = 1024
 """Default number of launches that CUDA's queue holds; up to 1,469 were seen on an H200."""
@@ -41,8 +41,8 @@ INFERRED_NS, INFERRED_END_NS = 10_000, 8_000
 to count as waiting for that stream.
 """
 LATENCY_NS, BETWEEN_NS, RETURN_NS, OWN_NS = 6_000.0, 1_000.0, 5_000.0, 2_000.0
-"""Default latencies if a trace shows none: launch to start, between queued operations, return from a wait, and the
-longest host time of a wait itself.
+"""Default latencies, in nanoseconds, if a trace shows none: from launch to start, between queued operations, and from
+the end of a wait to the return of its call. The last value is the maximum host time of such a call without the wait.
 """
 _COMMUNICATION = [PRIORITY[c] for c in (Category.COMMUNICATION, Category.PIPELINE_BUBBLE)]
 

@@ -35,8 +35,8 @@ from steptune.tuner.profiling.replay.simulate import step_time_ns
 from steptune.tuner.records import Replay
 
 EDITED: tuple[str, ...] = (LATE_RANKS, STALLS, SYNCHRONISATION, LOADER, ALLOCATIONS, DISPATCH)
-"""Causes in the order in which graphs are edited: late ranks are found with stalls in place, and stalls with launches
-in place.
+"""Causes in the order in which they are removed from the graphs. Late ranks can only be found before stalls are
+removed, and stalls before launches are removed.
 """
 
 

@@ -21,9 +21,8 @@ INTRUDES, INTRUDES_SHARE = 3.0, 0.5
 is taken to contain other work; shorter excesses are noise of the machine.
 """
 SLOW_GUARDED_WARM_UP_STEPS = 2
-"""Number of warm-up steps if steps are slow and guarded steps have already warmed up the same code. With so few, a
-trial of a script with slow steps needs no more steps than its inspection (`window.LEAST_STEPS`), unless its loader
-works ahead.
+"""Number of warm-up steps if steps are slow and guarded steps have already warmed up the same code. A trial then needs
+no more steps than the inspection of the script (`window.LEAST_STEPS`), unless its loader works ahead.
 """
 MOST_QUEUED = 32
 """Maximum number of additional warm-up steps, in which batches that were loaded ahead are used up."""

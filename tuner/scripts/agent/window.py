@@ -42,9 +42,9 @@ MOST_BLOCK_STEPS = 8
 RECORDED_S = 0.6
 MOST_RECORDED_STEPS = 10
 AGAIN_BLOCKS, MOST_AGAIN_STEPS = 3, 6
-"""Minimum number of blocks, and maximum number of steps, that are timed after the recorded ones, unless one step was
-recorded: then one is. Of fewer blocks the median is the longest. A script may end there, before the step with call
-stacks.
+"""Minimum number of blocks and maximum number of steps that are timed after the recorded steps; if only one step was
+recorded, only one is timed. The median of fewer blocks would be the longest. A script may end in this phase, before the
+step with call stacks.
 """
 ANNOUNCED_AHEAD = 3
 """Number of steps from rank 0's announcement to the first recorded one: ranks that exchange gradients are never further
@@ -289,8 +289,8 @@ class Window:
             self._begin_again()
 
     def _begin_again(self) -> None:
-        """Begin to time steps again. The first one finds cold caches after the writing of the trace and does not count,
-        unless steps are so long that one was recorded: ranks agree on that number.
+        """Begin to time steps again. The first step is not timed, because caches are cold after the trace was written.
+        It is timed if steps are so long that only one was recorded; all ranks record the same number of steps.
         """
         is_one = self._num_recorded == 1
         self._num_again = 1 if is_one else min(max(self._num_recorded, AGAIN_BLOCKS), MOST_AGAIN_STEPS)

@@ -29,14 +29,14 @@ class CandidateRow(NamedTuple):
     """Outcome of the configuration: a key of `history.LOOKS`, or "out_of_memory"."""
     num_starts: int
     gain: float
-    """Speed over today's settings; NaN where it was not measured."""
+    """Speed-up over today's settings; NaN where it was not measured."""
     low: float
     high: float
     """Upper end of the gain's 95 % interval; `low` is the lower end."""
     method: str
     """Method by which the gain was measured."""
     peak_memory_bytes: float
-    """Largest peak memory of any run; NaN where unknown."""
+    """Largest peak memory of any run, in bytes; NaN where unknown."""
     on_front: bool
     """True for a configuration on the Pareto front: no other one is faster while it uses less memory."""
     note: str
@@ -169,7 +169,7 @@ def _add_front(figure: Figure, front: Sequence[CandidateRow]) -> None:
 
 
 def _add_markers(figure: Figure, placed: Sequence[CandidateRow], look: Look, *, floor: float, edge: float) -> None:
-    """Add the markers of one outcome.
+    """Add the markers of all configurations with one outcome to the figure.
 
     Args:
         floor: Speed at which configurations without a speed are drawn.

@@ -32,8 +32,8 @@ from steptune.tuner.workloads.reference import is_command
 TRIALS_SPENT = "trials spent"
 RESUME = "steptune resume"
 MORE_TIME, LEAST_MORE_S = 0.5, 60.0
-"""Additional time suggested for a study that needs more: as a share of the study's budget, and at least this many
-seconds.
+"""Additional time suggested for a study that needs more time: this share of the study's budget, but at least this
+number of seconds.
 """
 
 
@@ -59,7 +59,7 @@ class HeadlineInfo(NamedTuple):
 
 
 def get_headline_info(source: TrialSource, study_id: str, *, at_service: bool = False) -> HeadlineInfo:
-    """Return the claim of a study, whatever its state. Only confirmed gains are claimed.
+    """Return the headline of a study in any state. It claims only confirmed gains.
 
     Args:
         at_service: Whether the reader uses a service with logins, and so can run no command where the study is stored.
@@ -76,7 +76,9 @@ def get_headline_info(source: TrialSource, study_id: str, *, at_service: bool = 
 
 
 def _objective_fact(study: Study, recommendation: Recommendation | None) -> tuple[Fact, ...]:
-    """State the objective and the memory limit. Empty if the objective is throughput alone, without a memory limit."""
+    """Return a fact that states the objective and the memory limit; empty if the objective is throughput alone, without
+    a memory limit.
+    """
     objective, limit = parse_objective(study.settings.objective), study.settings.memory_limit_bytes
     if objective == PLAIN and limit is None:
         return ()
@@ -197,7 +199,7 @@ def _why_inconclusive(study: Study, r: Recommendation, before: str, at_service: 
 
 
 def _way_on(study: Study, r: Recommendation, at_service: bool) -> str:
-    """State how to get an answer from the study; empty if it was cancelled permanently."""
+    """Return a sentence that says how to get an answer from the study; empty if the study was cancelled permanently."""
     if at_service:
         return _way_on_at_service(study, r)
     if r.certificate.ended == "interrupted":
@@ -225,8 +227,8 @@ def _budget_with_more(study: Study, r: Recommendation) -> str:
 
 
 def more_time_command(study: Study, r: Recommendation) -> str:
-    """Return the command that gives an ended study the time that it probably lacked. Empty where more time has no use,
-    or where the study continues at a service within its own budget.
+    """Return the command that resumes an ended study with the additional time that it probably needs. Empty if more
+    time has no use, or if the study continues at a service within its own budget.
     """
     command, seconds = resume_command(study), _lacked_s(study, r)
     if study.state is not StudyState.COMPLETED or seconds is None or not command.startswith(RESUME):

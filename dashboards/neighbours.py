@@ -25,7 +25,7 @@ class NeighbourRow(NamedTuple):
     there: str
     """Choice of the strategy in the other configuration."""
     ratio: float
-    """Speed of the other configuration over the leading one's; NaN where it was not measured."""
+    """Speed of the other configuration divided by that of the leading one; NaN where it was not measured."""
     low: float
     high: float
     """Upper end of the 95 % interval of the ratio."""

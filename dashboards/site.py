@@ -1,4 +1,4 @@
-"""Site to which a page belongs: the service below its base path, or one self-contained file."""
+"""Context in which an HTML page is rendered: at the service below its base path, or as one self-contained file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLOTLY = f"plotly-{get_plotlyjs_version()}.min.js"
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """Site of a page, as templates see it.
+    """Context in which an HTML page is rendered, as its templates see it.
 
     Attributes:
         base_path: Path below which a proxy serves the service; empty without one.

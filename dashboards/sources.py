@@ -1,4 +1,6 @@
-"""Sources of the data on pages: `steptune.tuner.protocols.StudyStore`, or any object with these methods."""
+"""Sources from which HTML pages read studies: `steptune.tuner.protocols.StudyStore`, or any object with the same
+methods.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from steptune.tuner.records import Decision, Recommendation, Study, Trial
 
 
 class TrialSource(Protocol):
-    """Source of a study's trials for pages."""
+    """Source from which HTML pages read a study and its trials."""
 
     def get_study(self, study_id: str) -> Study: ...
 

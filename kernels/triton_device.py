@@ -20,8 +20,8 @@ def unavailable(device: torch.device) -> str:
 
 
 def is_traced(tensor: Tensor) -> bool:
-    """Say whether PyTorch compiles, traces or transforms a call, or the call's tensor is of a subclass, so that the
-    call must go through the kernel's registered operator.
+    """Say whether a call must go through the kernel's registered operator: PyTorch compiles, traces or transforms the
+    call, or its tensor is of a subclass of `Tensor` other than `Parameter`.
 
     Otherwise the operator is avoided: its dispatch takes the host longer than a small batch takes the device.
     """

@@ -200,7 +200,7 @@ def describe_hardware(kind: str) -> HardwareProfile:
 
 def first_difference(first: HardwareProfile, other: HardwareProfile) -> str:
     """Return the first difference between another host's hardware and the first host's; empty if their measurements are
-    comparable. Memory sizes are not compared, because they differ by a few pages even between equal machines.
+    comparable. Memory sizes are not compared, because they differ slightly even between equal machines.
     """
 
     def parts(profile: HardwareProfile) -> dict[str, object]:

@@ -89,8 +89,8 @@ def check_version(wanted: str | None, version: int) -> int | None:
 
 
 def preferred(accept: str, offered: Sequence[str]) -> str | None:
-    """Return the offered media type that an `Accept` header prefers, the first among equals; None where it accepts
-    none.
+    """Return the offered media type that an `Accept` header prefers, or the first of several that it prefers equally;
+    None if the header accepts none of them.
     """
     best, best_quality = None, 0.0
     wanted = [_media_range(part) for part in accept.split(",")]

@@ -96,8 +96,8 @@ Output = Annotated[
 
 
 class _Tune(CommandOrWorkload):
-    """Command that refuses a launcher given in place of a workload, and does not report the launcher's options as
-    unknown.
+    """Command that refuses a launcher, such as torchrun, given in place of a workload. Without this refusal, the
+    launcher's options would be reported as unknown.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -349,7 +349,7 @@ OF_WORKLOADS = (
     *("ranks", "num_hosts", "runner", "address", "insecure_ray", "device", "memory_limit", "python", "isolation"),
     "remeasure_links",
 )
-"""Options that apply to workloads only: a training command decides them itself."""
+"""Options that are refused for a training command, because the command itself determines these settings."""
 
 
 def _check_command(context: typer.Context, command: Sequence[str], workload: str | None) -> None:
@@ -511,7 +511,7 @@ def _tell(study: Study, store: SqlStudyStore, way: _Way, recommendation: Recomme
 
 @contextlib.contextmanager
 def _hosts(launch: Launch | None, study: Study, way: _Way) -> Iterator[tuple[HostGroup | None, Callable[[], None]]]:
-    """Yield all hosts of a study (None if there is only one), and the function by which the runner checks them."""
+    """Yield all hosts of a study (None if there is only one), and a function that the runner calls to check them."""
     if way.cluster is None:
         from steptune.service.launched import hosts_of
 
@@ -528,7 +528,7 @@ def _hosts(launch: Launch | None, study: Study, way: _Way) -> Iterator[tuple[Hos
 
 
 def _is_left_to_resume(study: Study, store: SqlStudyStore) -> bool:
-    """Say whether an interrupted study was recorded, and mark it as interrupted in case its driver could not."""
+    """Say whether an interrupted study was recorded. If it is still recorded as running, mark it as interrupted."""
     try:
         state = store.get_study(study.study_id).state
     except StudyNotFoundError:

@@ -104,8 +104,8 @@ class Level(abc.ABC):
 
     @abc.abstractmethod
     def missing(self) -> str | None:
-        """Say what the machine lacks for this level, and how to add it; None where it lacks nothing. Only a probe can
-        find more.
+        """Say what the machine lacks for this level, and how to add it; None where it lacks nothing. Other obstacles
+        are found only by a probe.
         """
 
     def probe(self, python: str = sys.executable) -> Available | Unavailable:

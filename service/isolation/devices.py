@@ -15,7 +15,7 @@ _ONE_GPU = re.compile(r"nvidia(\d+)")
 
 
 def device_nodes(gpus: Sequence[int] | None) -> Iterator[Path]:
-    """Yield the device nodes to bind. Of NVIDIA GPUs, bind only those with these numbers; None binds all."""
+    """Yield the device nodes to bind. Of NVIDIA GPUs, only those with the given numbers are bound; None binds all."""
     minors = None if gpus is None else {minor for number, minor in enumerate(_minors()) if number in gpus}
     for pattern in PATTERNS:
         for path in sorted(NODES.glob(pattern)):
@@ -35,7 +35,9 @@ def device_variables(gpus: Sequence[int] | None) -> dict[str, str]:
 
 
 def visible_gpus(text: str | None) -> tuple[int, ...] | None:
-    """Return the numbers in CUDA_VISIBLE_DEVICES; None where it is not set, or names GPUs in another way."""
+    """Return the GPU numbers in CUDA_VISIBLE_DEVICES; None if it is not set, or has entries other than numbers (such as
+    UUIDs).
+    """
     if text is None:
         return None
     names = [name.strip() for name in text.split(",")] if text else []

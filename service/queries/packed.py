@@ -17,7 +17,7 @@ _decode = msgspec.json.Decoder(list[list[Any]]).decode
 def packed_rows(
     connection: Connection, statement: Select[*tuple[Any, ...]], given: Mapping[str, Any]
 ) -> list[list[Any]]:
-    """Return the rows of a statement, in its order. Times are text in ISO 8601; without a zone they are UTC.
+    """Return the rows of a statement, in its order. Times are text in ISO 8601; times without a zone are in UTC.
 
     Args:
         statement: Made once for all calls; its columns have different names.

@@ -13,7 +13,7 @@ from steptune.tuner.records import Study
 
 
 def fetch_source(source: Source | None, study: Study, artifacts: ArtifactStore, folder: Path) -> str:
-    """Unpack an upload into a folder, each time anew: user code may have changed an earlier copy.
+    """Unpack an upload into a folder. An existing folder is replaced, because user code may have changed its content.
 
     Returns:
         The reference of the workload on this machine; of a script its command, which runs in the folder.

@@ -84,7 +84,7 @@ def tf32_lines(choice: Choice) -> dict[str, str]:
 
 
 def optimizer_implementation(choice: Choice, recommendation: Recommendation) -> Said:
-    """Return the arguments of the user's optimizer; none where the optimizer stays as written."""
+    """Return the arguments that change the user's optimizer; none if the optimizer stays as written."""
     name = choice["implementation"]
     flags = {} if name is None else {"foreach": name == "foreach", "fused": name == "fused"}
     return Said(sections={"OPTIMIZER": flags} if flags else {}, missing={"contiguous": NO_LAYOUT})

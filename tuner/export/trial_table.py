@@ -50,7 +50,7 @@ def as_parquet(trials: Sequence[Trial]) -> bytes:
 
 
 def has_parquet() -> bool:
-    """Say whether Parquet can be written here."""
+    """Say whether this installation can write Parquet files."""
     return find_spec("pyarrow") is not None
 
 

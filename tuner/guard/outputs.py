@@ -1,4 +1,4 @@
-"""Comparison of single modules' outputs with those in FP32 from the same inputs.
+"""Comparison of each module's output with its output in FP32 from the same inputs.
 
 A fault in 16-bit arithmetic alone (a kernel whose outputs are 3 % too large in bfloat16 alone) may move gradients
 by less than rounding does: rounding piles up through a model. In one module, from its own inputs, it does not: outputs
@@ -12,7 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 LIMIT = 2.0
-"""Maximum difference of outputs, in unit roundoffs of their norm. Correct changes of small trainings reach 1.2."""
+"""Maximum deviation of a module's output from its FP32 output, relative to the norm and in unit roundoffs. Correct
+changes of small training jobs reach 1.2.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

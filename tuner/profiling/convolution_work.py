@@ -120,9 +120,8 @@ def _of_gradient(name: str, arguments: Arguments) -> Convolution | None:
 
 
 def _gradients(name: str, arguments: Arguments) -> Work:
-    """Return the work of the backward pass: gradients of input and weight cost as much as the forward pass each. The
-    mask tells which of the two are computed (a first layer needs no gradient of its input); without recorded values
-    both count.
+    """Return the work of the backward pass: the gradients of input and weight each cost as much as the forward pass.
+    The recorded mask tells which of the two are computed; without a mask, both count.
     """
     convolution = _of_gradient(name, arguments)
     if convolution is None:

@@ -1,4 +1,4 @@
-"""Sites of a device's gaps, by cause and by the kernel that ends the gap."""
+"""Gaps of a device, grouped by cause and by the kernel that ends the gap."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from steptune.tuner.records import GapSite
 
 
 def gap_sites(trace: Trace, gaps: Gaps, top: int | None = None) -> tuple[GapSite, ...]:
-    """Return all sites, or those with the most time. The times of all sites sum to the time of the gaps."""
+    """Return the groups of gaps: all, or the `top` groups with the most time. The times of all groups sum to the time
+    of the gaps.
+    """
     next_row = gaps.next_row[gaps.piece_gap]
     names = np.where(next_row >= 0, trace.work.name[next_row].astype(np.int64), len(trace.names))
     keys, site, count = np.unique(

@@ -52,7 +52,7 @@ def write_perfetto(
     long_gap_ns: int = LONG_GAP_NS,
     clock_offsets_ns: Mapping[int, int] | None = None,
 ) -> None:
-    """Write Steptune's tracks: for a single trace together with the trace's own events, for several ranks without them.
+    """Write Steptune's tracks. With a single trace, the file also contains the trace's own events.
 
     Args:
         sources: Files of `torch.profiler`; for files of other profilers only the tracks are written.

@@ -138,8 +138,8 @@ def _ahead(blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _start(blocks: Iterator[bytes]) -> tuple[bytes, int]:
-    """Return the beginning of a file, up to its first events, and the offset of those events in Kineto's layout; 0 in
-    other layouts.
+    """Return the beginning of a file, up to its first events, and the offset of those events. The offset is 0 if the
+    file's layout is not Kineto's.
     """
     start, position = b"", 0
     while block := _following(blocks, len(start)):
@@ -284,7 +284,7 @@ class _Reader:
     # --- as a whole -------------------------------------------------------------------------------
 
     def _read_whole(self, text: bytes) -> Header:
-        """Read a file in another layout: an object with "traceEvents", or a bare list of events."""
+        """Read a file whose layout is not Kineto's: an object with "traceEvents", or a bare list of events."""
         if not text.strip():
             raise TraceError(self._blocks.problem or "the file is empty")
         header = self._read_object(text)
@@ -301,7 +301,7 @@ class _Reader:
         return f" ({self._blocks.problem})" if self._blocks.problem else ""
 
     def _read_object(self, text: bytes) -> Header | None:
-        """Decode a text as it is, or repaired; None if it is not JSON."""
+        """Decode a text, after a repair if necessary; None if it is not JSON even then."""
         check_decoded_size(text, MOST_DECODED_BYTES)
         header = self._decoded(text)
         if header is None:

@@ -70,7 +70,7 @@ class StudySettings(Record):
 
 
 class Study(Record):
-    """The search for one workload on one hardware profile under one budget."""
+    """Search for the best configuration of one workload, on one hardware profile and within one budget."""
 
     study_id: str
     workload: str

@@ -165,8 +165,8 @@ def _temporary_folder() -> Iterator[Path]:
 
 
 def find_links_out(folder: Path) -> tuple[str, ...]:
-    """Return the names of a folder's entries that link to writable folders outside it: a view of the folder does not
-    cover those.
+    """Return the names of links in a folder to writable folders outside it. A copy-on-write view of the folder does not
+    cover the outside folders.
     """
     root = folder.resolve()
     links = [path for path in folder.iterdir() if path.is_symlink() and path.is_dir()]
@@ -240,7 +240,7 @@ class _Run:
             raise
 
     def end(self) -> None:
-        """End a supervisor that keeps frozen copies, and the copies."""
+        """End a supervisor that keeps frozen copies of a process; the copies end with it."""
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
             self.process.wait()

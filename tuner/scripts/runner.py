@@ -1,5 +1,5 @@
-"""Trials of an unmodified script with a candidate's changes: each continues from a frozen copy of its process, or
-starts its command again.
+"""Trials of an unmodified script with a candidate's changes. Each trial continues from a frozen copy of the script's
+process, or starts the script's command again.
 
 The command runs in a copy-on-write view of its folder, armed as in an inspection. The script is not parsed: the
 inspection has recorded where the changes are made. Trials run one after another; the command of a launcher starts all
@@ -86,8 +86,9 @@ class ScriptRunner:
         self.starts = ScriptStarts(look, seed=seed, variables=variables, check=check)
         self._guard = ScriptGuard(self.starts, self._files, self.describe)
         self._fastest_ns: dict[bool, float] = {}
-        """Shortest mean step time of successful trials, separately for those that started the command and those from a
-        copy."""
+        """Shortest mean step time of successful trials, separately for trials that started the command and trials that
+        continued from a frozen copy of its process.
+        """
 
     # --- looking --------------------------------------------------------------------------------
 
@@ -135,7 +136,7 @@ class ScriptRunner:
         return False
 
     def close(self) -> None:
-        """End the copy from which trials start, and the process that judges candidates."""
+        """End the frozen copy of the process from which trials continue, and the process that judges candidates."""
         self._guard.close()
         self._look.close()
 
@@ -210,7 +211,9 @@ class ScriptRunner:
 
     @property
     def why_no_copy(self) -> str:
-        """Reason why trials start the command instead of a copy; empty if they use a copy."""
+        """Reason why trials cannot continue from a frozen copy of the script's process, and start the script's command
+        instead; empty if they can.
+        """
         return self._look.why_no_copy
 
     def run_start(
@@ -296,8 +299,8 @@ class ScriptRunner:
         )
 
     def _later_ns(self, ended: Ended) -> int:
-        """Return the extra time that a candidate's confirmation runs take compared with its fork, for forecasts of the
-        budget.
+        """Return how many nanoseconds longer a confirmation run of a candidate takes than its trial from a frozen copy,
+        for forecasts of the budget.
         """
         copy = self._look.copy
         return copy.spared_ns if copy is not None and ended.forked and self._confirms_anew else 0

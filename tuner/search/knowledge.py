@@ -37,7 +37,7 @@ class Outcome:
 
     @property
     def repeated_s(self) -> float:
-        """Seconds of runs that were repeated."""
+        """Total seconds of the runs that had to be repeated."""
         return sum(attempt.duration_ns for attempt in self.result.repeated) / 1e9
 
 
@@ -176,9 +176,9 @@ class Knowledge:
 
     @property
     def model(self) -> EffectModel:
-        """Effect model of all observations. Rates of companions count only if some trials were measured alone: they
-        link those trials to the ratios, and would otherwise only add drift. Profiles that contradict measurements do
-        not count.
+        """Effect model of the observations, without profiles that contradict measurements. Rates of companion trials
+        count only if some trials were measured alone: they link those trials to the ratios, and would otherwise only
+        add drift.
         """
         if self._model is None:
             alone = any(o.reference is None and not o.companion for o in self._observations)
@@ -251,8 +251,8 @@ class Knowledge:
         )
 
     def _too_large(self, candidate: Candidate) -> bool:
-        """Say whether a candidate contains the choices that made an earlier one run out of memory, and its other
-        choices need at least as much memory as the earlier candidate's other choices.
+        """Say whether an earlier failure shows that a candidate is too large: the candidate contains the choices that
+        made the earlier one run out of memory, and its other choices need at least as much memory as the earlier one's.
         """
         for failed, never_ran in self._out_of_memory():
             suspects = never_ran or failed.choices
@@ -377,7 +377,9 @@ class Knowledge:
         return self.model.smallest_detectable(calm=self.is_calm(incumbent)) if self._observations else 0.05
 
     def noise_sd(self, *candidates: Candidate) -> float:
-        """Return the noise between runs of these candidates: the root of their mean variance."""
+        """Return the standard deviation of the noise between runs of these candidates: the square root of their mean
+        variance.
+        """
         return math.sqrt(fmean(self.model.noise_of(calm=self.is_calm(candidate)) ** 2 for candidate in candidates))
 
     def threshold(self, incumbent: Candidate) -> float:

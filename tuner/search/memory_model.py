@@ -135,8 +135,8 @@ class MemoryModel:
         return expected or self.refusal(rest, samples) is not None
 
     def _least(self, rest: str, samples: float) -> float | None:
-        """Return the bytes that a micro-batch of `samples` samples certainly needs; if only one size was measured, the
-        whole peak of that size, because all of it may be fixed.
+        """Return the minimum bytes that a micro-batch of `samples` samples needs. If only one micro-batch size was
+        measured, return its whole peak, because all of it may be fixed.
         """
         points = self._peaks.get(rest, ())
         if len({size for size, _ in points}) == 1:

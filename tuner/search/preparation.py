@@ -42,8 +42,8 @@ SEARCH_SHARE = 0.62
 TRIALS_WANTED = 20
 MIN_CAP_S = 1.0
 TWIN_SHARE = 0.02
-"""Maximum share of the budget, on a GPU, for the runs of the reference's twin: its settings with FP32 instead of its
-own precision.
+"""Maximum share of the budget, on a GPU, for runs of the reference's twin, which has the same settings but computes in
+FP32.
 """
 REFERENCE_SHARE = 0.06
 """Maximum share of the budget for the guard's reference runs."""
@@ -77,7 +77,7 @@ class Prepared:
     """Results of earlier references that ran out of memory; the one with today's settings comes first."""
 
     def designer(self) -> Designer:
-        """Return a designer that has no results yet."""
+        """Return a designer of trials that has no results yet."""
         settings = self.study.settings
         limits: dict[str, Any] = {
             "budget_s": self.trials_s,
@@ -358,8 +358,8 @@ class ReferenceMaker:
         )
 
     def _requests(self, candidate: Candidate, protocol: Protocol) -> list[ReferenceRequest]:
-        """Return the requests in the order in which they are tried. A compiled configuration is tried first without
-        compilation, then with it, because compiled code may need less memory.
+        """Return the requests for a reference, in the order in which they are tried. A compiled configuration is tried
+        first without compilation, then with it, because compiled code may need less memory.
 
         A model whose randomness cannot be switched off draws other numbers when compiled, so it runs as it is.
         """

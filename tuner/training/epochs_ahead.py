@@ -96,7 +96,8 @@ class _Epoch:
 
 
 class EpochIterator:
-    """Iterator over the current epoch of a loader that never ends. It has the attributes of that loader's iterator.
+    """Iterator over the current epoch of a loader whose own iterator never ends. It has the attributes of the loader's
+    iterator.
 
     As with PyTorch's kept workers, all iterators of a loader go on with the epoch that was begun last.
     """
@@ -288,7 +289,7 @@ def _same(drawn: list[Any], guessed: list[Any]) -> bool:
 
 
 def _counting(sampler: Any) -> list[Any]:
-    """Return those of a batch sampler and its inner sampler that have an epoch number."""
+    """Return the batch sampler and its inner sampler, each only if it has an epoch number."""
     return [
         one
         for one in (sampler, getattr(sampler, "sampler", None))

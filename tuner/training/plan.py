@@ -37,9 +37,9 @@ class LoaderArguments:
     epochs_ahead: bool = False
     """True if persistent workers begin the next epoch before the current one ends."""
     device_prefetch: bool = False
-    """True if batches arrive on the device, the next one copied while the current one is computed."""
+    """True if each batch is copied to the device in advance, while the previous batch is computed."""
     as_bytes: bool = False
-    """True if the dataset's byte form is loaded and converted on the device (`Workload.byte_dataset`)."""
+    """True if samples are loaded as bytes (`Workload.byte_dataset`) and converted on the device."""
 
     @property
     def capacity(self) -> int:

@@ -120,7 +120,7 @@ class MergedBatches:
 
 
 class BalancedBatches:
-    """Batch sampler that groups samples of similar length from a map-style dataset. Rank r of n gets one part of each
+    """Batch sampler that groups samples of similar length from a map-style dataset. Each rank gets one part of every
     batch.
 
     Every index comes once an epoch, as the workload's own sampling gives it; without `drop_last` the last batch is

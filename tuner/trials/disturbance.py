@@ -1,5 +1,4 @@
-"""Disturbance of a reference run by the rounding errors of an arithmetic, to measure the effect of rounding on this
-model.
+"""Disturbance of a reference run by simulated rounding errors, to measure how rounding affects this model.
 
 Parameters alone do not show it: where a gradient is zero by symmetry (the bias of attention's keys, say),
 disturbed parameters keep the symmetry and rounding breaks it, which an optimizer that normalises its
@@ -95,8 +94,8 @@ class Disturbance:
         return torch.where(moves, step, 0.0)
 
     def of_rank(self, rank: int) -> Disturbance:
-        """Return the disturbance for the outputs on a rank. Outputs get a different one on each rank, parameters the
-        same on all ranks.
+        """Return the disturbance for the outputs on a rank. Outputs are disturbed differently on each rank, parameters
+        identically on all ranks.
 
         Rank 0 continues with the generator that has disturbed the parameters.
         """

@@ -194,7 +194,7 @@ class OwnUpdateWatch(UpdateWatch):
 
 
 class OtherOptimizers:
-    """Optimizers, other than the job's own, that take part in its steps, with their initial state."""
+    """Optimizers that take part in a job's steps in addition to the job's own optimizer, with their initial state."""
 
     def __init__(self, job: TrainingJob) -> None:
         self._job = job

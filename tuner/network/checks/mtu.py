@@ -1,4 +1,6 @@
-"""Check of the MTU of RoCE and of fast Ethernet interfaces: with 1500 bytes, RoCE's messages have only 1024."""
+"""Check of the MTU of RoCE and of fast Ethernet interfaces: an Ethernet MTU of 1500 bytes limits RoCE messages to 1024
+bytes each.
+"""
 
 from __future__ import annotations
 

@@ -66,8 +66,8 @@ HINDRANCES = (STALLS, SYNCHRONISATION, INPUT, ALLOCATIONS)
 """Causes that make the host wait and so hide the cost of its launches."""
 CAUGHT_UP = (SYNCHRONISATION, STALLS)
 FAR_APART = 0.1
-"""Minimum difference between the lowest and the highest level of the profiler's cost that agree with the unprofiled
-step, for an answer to have an uncertainty.
+"""Minimum width of the range of profiler costs that agree with the unprofiled step; a narrower range gives no
+uncertainty.
 """
 NO_LAUNCHES = "the trace has no marked steps with recorded launches"
 Edit = Callable[[Graph], Graph]
@@ -117,8 +117,8 @@ def _unprofiled(graph: Graph, level: float, unprofiled_ns: float | None) -> Grap
 
 
 def _uncertain(graph: Graph, found: Levels, edits: Mapping[str, Edit], unprofiled_ns: float | None) -> dict[str, float]:
-    """Return the uncertainty of the share that removing each cause saves: half the difference between its values at the
-    lowest and the highest profiler cost that agree with the unprofiled step.
+    """Return the uncertainty of the saving from removing each cause: half the difference between the savings at the
+    lowest and the highest profiler cost that agree with the unprofiled step. Savings are shares of the step.
 
     Only causes from which the host can catch up are covered: their cost depends on the host's pace.
     """

@@ -40,7 +40,7 @@ class DetailStep:
             del older  # torch warns, once in a thousand times, that the profiler did not see the allocation
 
     def end(self, trace: Path, blocks: Path) -> None:
-        """Write the trace of the step, and the known memory before and after it."""
+        """Write the trace of the step, and the memory blocks that are known before and after it."""
         self._profiler.stop()
         blocks.write_text(json.dumps({"before": self._before, "after": self._blocks()}), encoding="utf-8")
         part = trace.with_name(f"{trace.name}.part")

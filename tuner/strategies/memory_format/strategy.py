@@ -64,8 +64,8 @@ class MemoryFormat(Strategy):
         return Supported()
 
     def likely_part(self, workload: WorkloadFacts) -> float:
-        """Return the share of the maximum saving that is usually realised. It is small for a model with a single
-        convolution, which cuts images into patches, because the later layers do not use the layout.
+        """Return the share of the maximum saving that is usually realised. It is small for a model whose only
+        convolution cuts images into patches, because the other layers do not benefit from the layout.
         """
         single = workload.model.module_types.get("Conv2d", 0) == 1
         return 0.02 if single and not workload.model.can_be_batch_second else self.usual_realisation

@@ -70,8 +70,8 @@ if TYPE_CHECKING:
 SIXTEEN_BITS = ("bfloat16", "float16")
 TF32_CAPABILITY = 8.0
 CASTS_PART, UPDATE_PART = 0.3, 0.4
-"""Expected savings: as a share of element-wise time, which contains casts; and as a share of the update's time, because
-the update reads and writes FP32.
+"""Expected savings: the share of element-wise time that is saved, because it contains casts, and the share of the
+update's time that is saved, because the update reads and writes FP32.
 """
 
 

@@ -1,4 +1,4 @@
-"""Seeded random samples of a fixed shape, for timing a model without its data; never zeros.
+"""Seeded random samples, never zeros, of a fixed shape, for timing a model without its data.
 
 They cost the host little, so that they do not limit the measured speed of the model, but they take the path of real
 data: a DataLoader on the host collates them, and they are copied to the device. An image consists of bytes, as from a

@@ -71,9 +71,9 @@ class GroupRow(NamedTuple):
 
 
 def get_groups_info(analysis: TraceAnalysis) -> list[GroupRow]:
-    """Return one row for all groups that have the same size, span the same number of hosts and call the same
-    collectives; the most exposed time first. A thousand ranks, sharded within hosts and replicated between them, make
-    two rows. Empty where there is one group only.
+    """Return one row for each set of process groups that have the same size, span the same number of hosts and call the
+    same collectives; the most exposed time first. For example, a thousand ranks, sharded within hosts and replicated
+    between them, make two rows. Return no rows if there is only one group.
     """
     known = [group for rank in analysis.ranks for group in rank.groups]
     num_steps = analysis.ranks[0].breakdowns[0].num_steps

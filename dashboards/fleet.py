@@ -23,8 +23,8 @@ MIN_STUDIES = 3
 
 
 class FleetStudies(NamedTuple):
-    """Studies with the same hardware, verdict and bottlenecks (None where unknown), counted together. Several rows may
-    have the same values.
+    """Studies with the same hardware, verdict and bottlenecks (None where unknown), counted together. Several instances
+    may agree in these; their counts add up.
     """
 
     hardware: str | None
@@ -35,7 +35,7 @@ class FleetStudies(NamedTuple):
     device_seconds: float
     """Total device seconds of the group's studies."""
     gains: tuple[float, ...]
-    """Proven gains of these studies, as ratios of speeds."""
+    """Proven gains of the group's studies, as ratios of speeds."""
 
 
 class FleetParts(NamedTuple):
@@ -87,7 +87,7 @@ class StrategyRow(NamedTuple):
     num_parts: int
     """Number of answers that include the strategy."""
     gain: float
-    """Median contribution of the strategy in those answers; NaN if no answer includes it."""
+    """Median contribution of the strategy in the answers that include it; NaN if there are none."""
     low: float
     high: float
     """Upper end of the 95 % interval of the median; NaN below six answers."""
@@ -128,7 +128,8 @@ def _gains_of_faster(groups: Iterable[FleetStudies]) -> list[float]:
 
 
 def median_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
-    """Return the median and its interval from order statistics, which assume no distribution; NaN for too few values.
+    """Return the median and its confidence interval. The interval is made of order statistics, which assume no
+    distribution, and is NaN for too few values.
 
     The interval is that of the k-th smallest and k-th largest value, with the largest k for which it holds (Hollander,
     Wolfe and Chicken, "Nonparametric Statistical Methods", section 3.6).

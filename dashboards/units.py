@@ -91,8 +91,8 @@ def place_name(place: str) -> str:
 
 
 def end_of_path(path: str, most: int) -> str:
-    """Return as many of a path's last names as fit into `most` characters: paths that begin with the same names differ
-    in the last ones.
+    """Shorten a dotted path to its last components, as many as fit into `most` characters. The last components are kept
+    because they distinguish paths that begin alike.
     """
     names = path.split(".")
     while len(names) > 1 and len(".".join(names)) > most - 2:

@@ -11,8 +11,8 @@ from steptune.kernels.triton_device import unavailable
 
 
 def assigner_pattern(plain: type, fused: type, what: str, operator: str) -> Pattern:
-    """Return the pattern that replaces a part of a loss, of class `plain`, by one of class `fused`, which calls the
-    kernel.
+    """Return the pattern that replaces an object of class `plain`, which is part of a loss, with one of class `fused`,
+    which calls the kernel.
     """
 
     def refusal(part: Any) -> str | None:

@@ -24,7 +24,7 @@ PROFILED_RUNS = (
 
 
 def trial_in(store: StudyStore, study: Study, which: str) -> Trial:
-    """Return the trial that `which` names within a study; the trial must be complete.
+    """Return a study's trial by its number or by a name such as "best"; the trial must be complete.
 
     Args:
         which: Number of the trial, "baseline", "recommended", or "best" (the recommended or, so far, leading
@@ -116,8 +116,8 @@ def _kept_of(trial: Trial, kept: TraceAnalysis | None) -> TraceAnalysis | None:
 def _stated(
     comparison: Comparison, study: Study, recommendation: Recommendation, before: Candidate, after: Candidate
 ) -> Comparison:
-    """Add a study's own step times of the two configurations, and the interval of their difference, to a comparison.
-    One of the configurations must be the study's reference.
+    """Add the study's own figures to a comparison of two configurations: their step times, and the interval of the
+    difference. One configuration must be the study's reference; otherwise the comparison is unchanged.
     """
     speeds = [speed_of(recommendation, candidate) for candidate in (before, after)]
     is_stated = recommendation.baseline_units_per_s > 0 and parse_objective(recommendation.objective).is_rate

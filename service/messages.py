@@ -46,7 +46,7 @@ class Page(Record, Generic[Item]):
     next_cursor: str | None
 
     def each(self, make: Callable[[Item], Other]) -> Page[Other]:
-        """Return the page with every item converted."""
+        """Return the same page of a list with every item converted."""
         return Page(items=tuple(map(make, self.items)), next_cursor=self.next_cursor)
 
 
@@ -200,7 +200,7 @@ class TrialAttempt(Record):
 
 
 class TrialDetail(TrialSummary):
-    """A trial with its outcome. Windows, breakdown, kernels, … are resources of their own below it.
+    """A trial with its outcome. Windows, breakdown, kernels and other details have separate paths below the trial's.
 
     Attributes:
         attempts: Process starts of the trial.
@@ -316,7 +316,7 @@ class TrialGuard(Record):
 
 
 class TrialTimeline(Record):
-    """Activity of the devices in the profiled steps, at a resolution that suffices for a picture.
+    """Activity of the devices in the profiled steps, at a resolution that suffices to draw a timeline.
 
     Attributes:
         trial_id: The trial.

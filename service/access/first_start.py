@@ -18,8 +18,8 @@ FIRST_ADMIN = "admin"
 
 
 def first_admin_token(engine: Engine, *, days: float) -> str | None:
-    """Return the token of a new administrator where there are no users yet; it must be shown at once, as it cannot be
-    recovered.
+    """Create an administrator if there are no users yet, and return the administrator's token; else None. The token
+    must be shown immediately, because it cannot be recovered.
 
     Of several processes that start at once, one gets it.
 

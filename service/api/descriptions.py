@@ -45,7 +45,7 @@ def summary_of(documented: type) -> str:
 
 @functools.cache
 def _texts_below(module: str) -> dict[str, dict[str, str]]:
-    """Return the strings that are directly below fields, by class and field."""
+    """Return the docstrings of fields (strings that follow a field's definition), by class and field."""
     path = sys.modules[module].__file__
     assert path is not None
     classes: dict[str, dict[str, str]] = {}

@@ -25,7 +25,9 @@ from steptune.tuner.trace_records import LaneTile
 
 MAX_SPANS = 100
 MAX_NAME = 5_300
-"""Maximum characters of an event's name: a URL has room for 64 KiB, and a character takes up to 12 bytes there."""
+"""Maximum number of characters of an event's name in a URL: a URL has room for 64 KiB, and an encoded character takes
+up to 12 bytes.
+"""
 router = APIRouter(tags=["trials"], responses=COMMON)
 Reader = Annotated[Principal, Requires(Scope.READ)]
 

@@ -59,7 +59,7 @@ class _StoredCounts(Collector):
         self._queue = queue
 
     def describe(self) -> Iterator[Metric]:
-        """Report nothing: registering must not read the database."""
+        """Describe no metrics, so that registration of the collector does not read the database."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:

@@ -37,8 +37,8 @@ SAFETY_HEADERS = {
     "X-Frame-Options": "DENY",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-"""Headers of every response. Scripts come from our own files only; without CORS headers, pages of other sites can read
-nothing.
+"""Security headers of every response. Scripts are loaded only from the service's own origin. There are no CORS headers,
+so that scripts of other origins cannot read responses.
 """
 _SAFETY = [(name.lower().encode(), value.encode()) for name, value in SAFETY_HEADERS.items()]
 
@@ -140,8 +140,8 @@ class BodyLimitMiddleware:
         received, began_s, is_complete = 0, time.monotonic(), False
 
         async def counted() -> Message:
-            """Return the next chunk of the body; after the last one, the client's disconnect, for which there is no
-            time limit.
+            """Return the next message from the client: a chunk of the body or, after the last chunk, the disconnect.
+            There is no time limit for the disconnect.
             """
             nonlocal received, is_complete
             if is_complete:

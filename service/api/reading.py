@@ -11,8 +11,8 @@ from typing import ParamSpec
 from fastapi.responses import Response
 
 READERS = 2
-"""Number of threads of a process that read rows for answers. Drivers release the interpreter lock in every statement:
-many threads would spend their time contending for it, and some requests would wait long.
+"""Number of threads in which a process reads database rows for responses. Database drivers release the interpreter lock
+in every statement: many threads would spend their time contending for it, and some requests would wait long.
 """
 
 _threads = ThreadPoolExecutor(READERS, thread_name_prefix="reader")
@@ -20,7 +20,7 @@ Given = ParamSpec("Given")
 
 
 def reads_rows(endpoint: Callable[Given, Response]) -> Callable[Given, Awaitable[Response]]:
-    """Run an endpoint that only reads rows by index in one of the readers' threads."""
+    """Run an endpoint, which only reads database rows by index, in one of the few threads for such reads."""
 
     @functools.wraps(endpoint)
     async def wait_for_turn(*args: Given.args, **given: Given.kwargs) -> Response:

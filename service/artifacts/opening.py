@@ -23,7 +23,7 @@ def open_artifacts(settings: Settings) -> ArtifactStore:
 
 
 def files_at(place: Path | str) -> Files:
-    """Return the files at a path, a `file://` URL, or another URL that fsspec knows.
+    """Return the file storage at a path, a `file://` URL, or another URL that fsspec supports.
 
     Raises:
         StoreError, MissingDependencyError: As `open_artifacts`.

@@ -76,8 +76,8 @@ class StudyRow(Base):
     created_at: Mapped[datetime] = mapped_column(index=True)
     record: Mapped[str]
     revision: Mapped[int] = mapped_column(server_default="0")
-    """Revision; grows with every change of the study, its trials, decisions, answer and files. Cached pages of older
-    revisions are void.
+    """Revision number of the study; grows with every change of the study, its trials, decisions, answer and files.
+    Rendered HTML pages that were cached at an older revision are invalid.
     """
     tags: Mapped[str] = mapped_column(server_default="")
     """Tags that the owner gave, each between spaces, so that a text search finds single tags: ` vit nightly `."""

@@ -36,7 +36,7 @@ def scaling_page(
     latency: Quantity = "",
     inside: Quantity = "",
 ) -> Response:
-    """Show a form for a cluster, and below it the prediction for it."""
+    """Show a form that describes a cluster, and below it the prediction for this cluster."""
     service = services(request)
     check_study(service.engine, study_id, principal)
     asked = Question(

@@ -208,7 +208,8 @@ def _check_environment(recommendation: Recommendation) -> None:
 
 
 def check_order(rank: int, backend: str) -> None:
-    """Warn, on the first rank, about the cost of rings over interleaved ranks, unless Steptune orders the rings itself.
+    """Warn, on the first rank, if ranks of different hosts are interleaved: a ring over them sends too many bytes
+    between hosts, unless Steptune orders the ring.
 
     Every rank must call it.
     """

@@ -127,8 +127,8 @@ class NcclLog(Record):
     errors: tuple[Said, ...] = ()
 
     def connections(self, *transports: Transport, gpu_direct: bool | None = None) -> int:
-        """Return the number of connections with these transports over all channels; if `gpu_direct` is given, only of
-        those with or without GPUDirect RDMA.
+        """Return the number of connections with these transports over all channels. If `gpu_direct` is given, count
+        only connections that use GPUDirect RDMA (True) or do not use it (False).
         """
         return sum(
             path.num_connections
@@ -138,7 +138,7 @@ class NcclLog(Record):
 
 
 def read_log(lines: Iterable[str]) -> NcclLog:
-    """Return the record of log lines, in any order and from any number of ranks."""
+    """Parse log lines, in any order and from any number of ranks, into one record."""
     reader = _Reader()
     for line in lines:
         reader.take(line)

@@ -6,7 +6,9 @@ from steptune.tuner.records import Link, Topology
 
 INSIDE_LATENCY_NS = 2_000.0
 BETWEEN_LATENCY_NS = 20_000.0
-"""Default latencies of one message, inside a host and between hosts: NVLink under NCCL, and TCP in a data centre."""
+"""Default latencies of one message in nanoseconds, inside a host (NVLink under NCCL) and between hosts (TCP in a data
+centre).
+"""
 
 
 def inside_link(topology: Topology | None, bytes_per_s: float | None) -> tuple[Link | None, list[str]]:

@@ -1,4 +1,5 @@
-"""The tasks of a step under FSDP2: units are gathered just ahead of their compute, and their gradients scattered.
+"""The tasks of a step under FSDP2: the parameters of each unit are all-gathered just ahead of its compute, and its
+gradients are reduce-scattered.
 
     forward      gather 1 | gather 2 ...           unit u computes when it is gathered; unit u + prefetch + 1 is
                             compute 1 | compute 2   gathered when unit u has computed

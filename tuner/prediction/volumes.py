@@ -55,7 +55,7 @@ def volumes_of(model: ModelFacts, choices: Mapping[str, Choice], num_ranks: int)
 
 
 def buckets(volumes: Volumes, choice: Mapping[str, object]) -> list[float]:
-    """Return the elements of each DDP bucket, in the order in which the buckets become ready."""
+    """Return the number of elements in each DDP bucket, in the order in which the buckets become ready."""
     mean_tensor = volumes.num_elements / volumes.num_tensors
     sizes = [int(str(choice[name])) * MIB / volumes.formats.gradient for name in ("first_bucket_mb", "bucket_cap_mb")]
     first, others = (max(size, mean_tensor) for size in sizes)

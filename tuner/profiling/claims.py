@@ -19,8 +19,8 @@ from steptune.tuner.profiling.replay.together import saved_without
 from steptune.tuner.records import Finding
 
 AFTER = "after"
-"""Evidence key of a finding that claims more or less than its cause alone would save; the value lists the rules of the
-earlier findings that share the claim.
+"""Key in a finding's evidence, present if the finding claims more or less than its cause alone would save. The value
+lists the rules of the earlier findings that share the claim.
 """
 SAME = 0.001
 """Difference, as a share of the step, below which two gains count as equal."""

@@ -26,7 +26,7 @@ _COMPUTE = tuple(PRIORITY[c] for c in COMPUTE)
 
 
 def cpu_time(capture: Capture) -> Segments:
-    """Return segments that tile the steps."""
+    """Return the CPU's time during the steps as non-overlapping segments without gaps, each with one category."""
     trace, span = capture.trace, capture.steps.span
     rows = stepping_rows(capture)
     host = trace.host
@@ -66,8 +66,8 @@ def stepping_rows(capture: Capture) -> Ints:
 
 
 def _categories(trace: Trace, rows: Ints, forest: Nest, updating: npt.NDArray[np.bool_]) -> Ints:
-    """Return the category of each operator; an operator that cannot be classified by name gets the category of the
-    operator around it.
+    """Return the category of each operator; an operator that cannot be classified by name gets its parent operator's
+    category.
 
     Args:
         updating: True for operators that run in a step of the optimizer, outside its closure.

@@ -51,7 +51,9 @@ def stack_tree(trace: Trace, time_ns: Ints) -> tuple[StackNode, ...]:
 
 
 def _nodes(trace: Trace) -> tuple[Ints, Ints, Ints]:
-    """Return the node of each row of `trace.host` (-1 outside any stack), and name and parent of each node."""
+    """Return three arrays: the node of each row of `trace.host` (-1 outside any stack), the name of each node, and the
+    parent of each node.
+    """
     around, levels = _around(trace)
     node = np.full(len(trace.host), -1, dtype=np.int64)
     names, parents, count = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)], 0
@@ -67,7 +69,7 @@ def _nodes(trace: Trace) -> tuple[Ints, Ints, Ints]:
 
 
 def _around(trace: Trace) -> tuple[Ints, list[Ints]]:
-    """Return, for each row of `trace.host`, the row directly around it (-1 if none); also return the rows of all
+    """Return, for each row of `trace.host`, its parent row in the call stack (-1 if none); also return the rows of all
     threads, grouped by depth.
     """
     host = trace.host

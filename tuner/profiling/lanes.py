@@ -25,8 +25,8 @@ from steptune.tuner.trace_records import Lane
 MAX_CELLS = 3000
 """Maximum number of cells in a lane of an analysis: three for each pixel of most screens."""
 FULL_CELLS = 80_000
-"""Maximum number of cells in a lane for a close view: as one line of JSON, such a lane stays below the size limit of
-stored lines.
+"""Maximum number of cells in a lane for a zoomed-in view: as one line of JSON, such a lane stays below the size limit
+of stored lines.
 """
 MAX_LANES = 24
 """Maximum number of lanes: more rows cannot be told apart on a screen."""

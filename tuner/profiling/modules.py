@@ -128,8 +128,8 @@ def _forward_operators(trace: Trace) -> Ints:
 
 
 def _nearest(is_meant: npt.NDArray[np.bool_], parent: Ints, operators: Ints) -> Ints:
-    """Return, for each operator (by row), the nearest operator that `is_meant` selects: itself or one around it; -1 if
-    there is none.
+    """Return, for each operator (by row), the nearest operator that `is_meant` selects: the operator itself or one that
+    encloses it; -1 if there is none.
     """
     found = np.full(len(parent), NO_ROW, dtype=np.int64)
     searching, around = operators, operators

@@ -50,7 +50,7 @@ class Region:
         return self._unions[thread]
 
     def contains(self, thread: npt.NDArray[np.integer], time: Ints) -> npt.NDArray[np.bool_]:
-        """Return a mask of the moments, each on its thread, that lie inside the region."""
+        """Return a mask of the given moments, each on the given thread; True if the moment is inside the region."""
         inside = np.zeros(len(time), dtype=bool)
         for number in np.unique(self._trace.host.thread[self.rows]).tolist():
             here = thread == number

@@ -25,8 +25,8 @@ NUM_REPLAYED = 1
 def with_floors(
     capture: Capture, found: Roofline, floors: Floors, graph: Graph, replay: Replay, unprofiled_ns: float | None
 ) -> tuple[Roofline, Replay]:
-    """Return the roofline and the replay, with the shares of the step saved if each kernel took its minimum possible
-    time; unchanged if the steps are not replayed.
+    """Add to the roofline and the replay the shares of the step that would be saved if kernels took their minimum
+    possible time. If the steps cannot be replayed, return both unchanged.
     """
     if replay.refusal or not replay.step_time_ns or not found.kernels:
         return found, replay

@@ -159,8 +159,8 @@ def _threads(capture: Capture, device: int | None) -> list[int]:
 
 
 def _name(capture: Capture, device: int | None, start: int, end: int) -> str:
-    """Return the name of the shortest event that covers most of a stall; in order of preference, it is an event of the
-    profiler, an operator, an annotation or a Python function.
+    """Return the name of the shortest event that covers most of a stall; empty if there is none. Events of the profiler
+    are preferred, then operators, then annotations, then Python functions.
     """
     host = capture.trace.host
     covered = np.minimum(host.end, end) - np.maximum(host.start, start)

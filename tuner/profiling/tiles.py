@@ -25,8 +25,8 @@ MAX_LEVEL = 30
 
 
 def shown_lanes(analysis: TraceAnalysis) -> tuple[tuple[Lane, ...], int]:
-    """Return up to `MAX_LANES` lanes to show, and the number of lanes left out. Shown are all lanes of the main rank
-    and the device lanes of the other ranks, with labels and on the main rank's clock.
+    """Return up to `MAX_LANES` lanes to show, and the number of lanes left out. The candidates are all lanes of the
+    main rank and the device lanes of the other ranks, labelled and on the main rank's clock.
     """
     main = main_rank(analysis)
     others = [rank for rank in analysis.ranks if rank is not main]

@@ -116,8 +116,8 @@ def _per_step(trial: TrialResult, rows: Iterable[tuple[tuple[str, str], int, int
 
 
 def _comparable(before: _Rows, after: _Rows) -> tuple[_Rows, _Rows]:
-    """Drop rows that only one side lists and that the other may have left out, because both lists contain only the rows
-    with the most time.
+    """Drop rows that only one list contains and that may merely be missing from the other, because each list contains
+    only the rows with the most time.
     """
     return _known(before, after), _known(after, before)
 

@@ -80,9 +80,10 @@ class Part(Record):
     reason: str
     numerics: Numerics
     gain: float | None = None
-    """Contribution of this part: the speed with the whole answer divided by the speed without this part, both from new
-    runs that took turns. None where it was not measured. In older records, whose `num_blocks` is 0, it is an estimate
-    of the search, and is not shown. With a single part, it is the gain of the whole answer.
+    """Contribution of this part: the speed with the whole answer divided by the speed without this part, measured in
+    new runs with alternating windows. None where it was not measured. In older records, whose `num_blocks` is 0, it is
+    an unconfirmed estimate from the search, and is not shown. If the answer has a single part, it is the gain of the
+    whole answer.
     """
     interval: Interval | None = None
     num_blocks: int = 0
@@ -115,7 +116,7 @@ class Certificate(Record):
 
 
 class Alternative(Record):
-    """Another candidate that was measured.
+    """Measured candidate other than the recommended one.
 
     Attributes:
         candidate: The candidate: changes to today's settings.
@@ -155,7 +156,7 @@ class Cost(Record):
 
 
 class ScriptChanges(Record):
-    """Changes of a recommendation to a training script, as its trials made them and `steptune.enable` makes them.
+    """Changes that a recommendation makes to a training script; `steptune.enable` makes them as the trials did.
 
     Attributes:
         script: Findings of the inspection: which script, and which of its objects are changed.

@@ -31,8 +31,8 @@ HIGHER_PRECISION = ("high", "medium")
 
 
 def _files(command: tuple[str, ...], folder: Path, places: Iterable[str]) -> dict[str, str]:
-    """Return the text of each Python file that the command or a place names, by relative path; files outside the folder
-    are left out.
+    """Return the text of each Python file that the command or one of `places` (`file:line`) names, by relative path;
+    files outside the folder are left out.
     """
     root = folder.resolve()
     named = [*command, *(place.rpartition(":")[0] for place in places)]
@@ -42,8 +42,8 @@ def _files(command: tuple[str, ...], folder: Path, places: Iterable[str]) -> dic
 
 
 def _lines(folder: Path, places: Mapping[str, str], files: Mapping[str, str]) -> dict[str, tuple[str, int]]:
-    """Return each place as a file and the index of its line among the file's compared lines, which are all except blank
-    lines and calls of Steptune.
+    """Return, for each place in the script, its file and the index of its line. The index does not count blank lines
+    and calls of Steptune.
     """
     found = {}
     for name, place in places.items():

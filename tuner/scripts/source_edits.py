@@ -183,7 +183,9 @@ def last_name(function: ast.expr) -> str:
 
 
 def option_of(tree: ast.AST, value: ast.expr) -> tuple[str, str | None] | None:
-    """Return the option of an `argparse` parser that a value like `args.workers` comes from, with its action."""
+    """Return the `argparse` option that sets a value like `args.workers`, and the option's `action` argument if given;
+    None if no option is found.
+    """
     if not isinstance(value, ast.Attribute):
         return None
     assigned = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)]

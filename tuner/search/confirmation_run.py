@@ -59,7 +59,7 @@ class ConfirmationRun:
         self._ended_early = ""
         """Reason why no further block was needed; empty while further blocks are needed."""
         self.blocks: list[dict[str, TrialResult]] = []
-        """Good results of each block by candidate key, as the objective counts them."""
+        """Results of each block's successful trials, by candidate key, adjusted for the study's objective."""
 
     def run(self) -> None:
         """Run the missing blocks."""

@@ -127,7 +127,9 @@ class Grid:
 
 
 def order_of(strategy: Strategy, complete: list[Choice]) -> NDArray[np.float64] | None:
-    """Return the ranks of choices, from 0 to 1, where they differ in one numeric parameter; else None."""
+    """Return the ranks of the choices, scaled to the range from 0 to 1, if they differ in exactly one parameter and it
+    is numeric; else None.
+    """
     differing = [name for name in strategy.defaults if len({repr(choice.get(name)) for choice in complete}) > 1]
     if len(complete) < 3 or len(differing) != 1 or not strategy.has_order:
         return None

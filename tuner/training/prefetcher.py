@@ -155,7 +155,7 @@ class PrefetchingIterator:
 
 
 def as_loaded(iterator: Any, batch: Any) -> Any:
-    """Return the batch that an iterator has just given out, as the loader made it."""
+    """Return the batch that an iterator has just yielded, but as the loader made it, before its move to the device."""
     return iterator.host if isinstance(iterator, PrefetchingIterator) else batch
 
 

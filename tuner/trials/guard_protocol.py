@@ -134,7 +134,7 @@ class Watch(Interface):
     """Observer of guarded steps."""
 
     def step(self) -> AbstractContextManager[None]:
-        """Observe a step; if the loss scaler repeats it, all of its attempts."""
+        """Observe a step, including its repeats if the loss scaler skips it."""
         ...
 
     def on_gradients(self) -> None:

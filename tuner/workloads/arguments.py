@@ -101,7 +101,8 @@ def parameters_in_source(module: str, class_name: str) -> Parameters:
 
 
 def check_multiple(name: str, value: int, of: int) -> None:
-    """Refuse a size that is not a positive multiple of `of`, as the network's strides require.
+    """Refuse a size, such as an image's height, that is not a positive multiple of `of`; the network's strides require
+    one.
 
     Raises:
         WorkloadRejectedError: The size is not a positive multiple.

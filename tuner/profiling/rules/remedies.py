@@ -22,7 +22,9 @@ REPLAY = Remedy(
     unless="CUDA graphs are replayed",
 )
 FUSABLE = frozenset({"Adam", "AdamW", "SGD", "Adagrad", ""})
-"""PyTorch optimizers that have a fused implementation; "" because an optimizer of unknown class may be any of them."""
+"""PyTorch optimizers that have a fused implementation. The empty name stands for an optimizer of unknown class, which
+may be any of them.
+"""
 
 
 def _can_fuse(facts: StepFacts) -> bool:

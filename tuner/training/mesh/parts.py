@@ -31,7 +31,7 @@ class Cut:
     stretches: int = 1
 
     def part(self, whole: torch.Tensor, number: int) -> torch.Tensor:
-        """Return a copy of one part."""
+        """Return a copy of the tensor's part with this number."""
         import torch
 
         pieces = [stretch.chunk(self.num_parts, self.dim)[number] for stretch in whole.chunk(self.stretches, self.dim)]
@@ -131,7 +131,7 @@ class Replica:
         }
 
     def own_part(self, name: str, whole: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of a whole tensor, or all of it if it is not cut."""
+        """Return this rank's part of a whole tensor; the whole tensor if it is not sharded."""
         held = self.held[name]
         return held.cut.part(whole, self.rank % held.cut.num_parts) if held.cut else whole
 

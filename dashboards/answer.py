@@ -37,7 +37,7 @@ class ChangeRow(NamedTuple):
 
 
 class Use(NamedTuple):
-    """A text to copy: its title, the text, and how to use it."""
+    """Text for users to copy, with its title and a note on how to use it."""
 
     title: str
     text: str
@@ -45,7 +45,7 @@ class Use(NamedTuple):
 
 
 def change_rows(study: Study, recommendation: Recommendation, gains: Sequence[GainRow]) -> list[ChangeRow]:
-    """Return one row for every strategy of the recommendation, with the parameters that it changes."""
+    """Return one row for each strategy of the recommendation, with the parameters that the recommendation changes."""
     contributions = {row.strategy: (row.gain, row.low, row.high, row.method) for row in gains}
     rows = []
     for name, choice in recommendation.candidate.choices.items():
@@ -65,8 +65,8 @@ def change_rows(study: Study, recommendation: Recommendation, gains: Sequence[Ga
 
 
 def _strategy_today(study: Study, name: str) -> tuple[str, Choice]:
-    """Return the summary and today's choice of a strategy; both are empty for a strategy that this version does not
-    know.
+    """Return the summary and today's choice of a strategy; both are empty for a strategy that this version of Steptune
+    does not know.
     """
     try:
         strategy = strategy_named(name, with_knobs(STRATEGIES, study.facts) if study.facts else STRATEGIES)
@@ -102,9 +102,9 @@ for batch in job.loader:
 
 
 def _in_script(recommendation: Recommendation) -> list[Use]:
-    """Return texts that apply the recommendation to the script: the arguments and the diff, if the script is here and
-    unedited, and the `enable` line, which makes all changes. Each text states its share of the gain; the arguments and
-    the diff state one share together.
+    """Return the texts that apply a recommendation to its training script: the `enable` line, which makes all changes,
+    and, if the script is on this machine and unedited, the command's arguments and a diff. Each text states its share
+    of the gain; the arguments and the diff state one share together.
     """
     everything = _and("makes all changes", carried(recommendation, ()))
     try:

@@ -105,8 +105,8 @@ def _merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: object) -> object:
-    """Convert numpy values: arrays of floats to base64 bytes, which plotly.js reads directly, all others to Python's
-    types.
+    """Convert numpy values to JSON types: arrays of floats to base64, which plotly.js decodes, and all others to plain
+    Python values.
     """
     if isinstance(value, np.ndarray) and value.dtype.str in ("<f4", "<f8"):
         shape = {"shape": ", ".join(map(str, value.shape))} if value.ndim > 1 else {}

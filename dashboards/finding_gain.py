@@ -1,5 +1,5 @@
-"""The potential gain of a finding, in words: an upper limit, or, without a replay, a range and the reason why there is
-no replay.
+"""Text about the potential gain of a finding: an upper limit or, where the gain was not replayed, a range and the
+reason.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from steptune.tuner.records import Finding
 
 REPLAYED = "replayed"
 NAMED = 2
-"""Maximum number of earlier findings that the text of a later one names."""
+"""Maximum number of earlier findings that are named in the text about one finding."""
 SMALL = 0.001
 """Minimum share of the step that counts as a gain."""
 
@@ -28,7 +28,7 @@ def refusal_of(finding: Finding) -> str:
 
 
 def finding_gain(finding: Finding, said: Container[str] = ()) -> str:
-    """Return the words after "gain:"; empty where the finding has no gain by itself.
+    """Return the text that follows the label "gain:" of a finding; empty where the finding alone promises no gain.
 
     Args:
         said: Reasons for not replaying that the page has already stated.

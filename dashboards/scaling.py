@@ -42,7 +42,9 @@ LOOKS = {
 
 
 def get_scaling_info(found: Extrapolation) -> pd.DataFrame:
-    """Return one row for each family and number of hosts: the fastest method of the family there."""
+    """Return one row for each family of communication methods and each number of hosts, with the fastest method of the
+    family.
+    """
     import pandas as pd
 
     rows = [

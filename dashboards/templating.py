@@ -64,8 +64,8 @@ class _Call:
 
 
 def kept(macro: Macro, *arguments: Hashable) -> Markup:
-    """Return the result of a macro, cached by its arguments; it must depend on nothing else, and its name must be
-    unique.
+    """Return the result of a macro, cached by its arguments. The macro must depend on nothing else, and its name must
+    be unique.
     """
     return _called(_Call(macro, arguments))
 

@@ -199,7 +199,9 @@ LARS = Kernel(
 
 
 def _assigned(assign: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Wrap an assigner so that it takes boxes as centres and sizes, scaled to an image of about 8 x 8."""
+    """Wrap an assigner so that boxes are given by centres and sizes; random boxes then lie in an image of about 8 x 8
+    pixels.
+    """
 
     def function(
         *,
@@ -275,8 +277,8 @@ SIMOTA = Kernel(
 
 
 def _targets_in_one(targets: Callable[..., fcos3d.Targets]) -> Callable[..., Tensor]:
-    """Wrap a target function so that it uses points on a grid of about 8 x 8 cells at two strides, and returns one
-    tensor.
+    """Wrap a target function so that it computes the targets of a fixed grid of points (8 x 8 at stride 8, 4 x 4 at
+    stride 16) and returns them in one tensor.
     """
 
     def function(
@@ -332,7 +334,7 @@ FCOS3D = Kernel(
 
 
 def _compacted(compact: Callable[..., list[Tensor]]) -> Callable[..., Tensor]:
-    """Wrap a compaction so that it returns the selected distances and boxes in one tensor."""
+    """Wrap a function that compacts coordinates, so that it returns the selected distances and boxes in one tensor."""
 
     def function(*, distances: Tensor, boxes: Tensor) -> Tensor:
         points, num_boxes, _ = distances.shape
@@ -358,7 +360,9 @@ COMPACTION = Kernel(
 
 
 def _sent(compensate_and_select: Callable[..., deep_gradient.Sent]) -> Callable[..., Tensor]:
-    """Wrap an in-place compensation and selection so that it returns outputs and updated inputs in one tensor."""
+    """Wrap an in-place function of deep gradient compression (compensation and selection), so that it returns its
+    outputs and its updated inputs in one tensor.
+    """
 
     def function(*, settings: tuple[deep_gradient.Settings, ...], threshold: float, **tensors: Tensor) -> Tensor:
         first = tensors["gradients_0"]
@@ -407,8 +411,8 @@ DEEP_GRADIENT = Kernel(
 
 
 def _in_8_bits(encode: Callable[..., Any], mean_of: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Wrap an encoder, and the function that averages its rows over ranks, so that they return that mean and every
-    decoded row in one tensor.
+    """Combine an 8-bit encoder and the function that averages encoded rows over ranks into a function that returns this
+    mean and all decoded rows in one tensor.
     """
 
     def function(*, rows: Tensor) -> Tensor:

@@ -77,8 +77,8 @@ def refuse_several_hosts(command: Sequence[str]) -> None:
 
 
 def take_place() -> Launch | None:
-    """Return the launch of this process, and hide the launch and the hosts' secret from the processes that this one
-    starts.
+    """Return how this process was launched. Remove the launcher's variables and the hosts' secret from the environment
+    that child processes inherit.
 
     Raises:
         PlatformError: The launcher's variables do not allow a study on several hosts.
@@ -115,7 +115,7 @@ def attend(launch: Launch, settings: Settings) -> None:
 
 
 def serve_host(*, host: int, address: str, port: int, secret: str, folder: Path, patience_s: float) -> None:
-    """Serve the trials of this host until the study has ended, with files below the folder.
+    """Serve the trials of this host until the study has ended; their files are in a temporary directory in `folder`.
 
     Raises:
         RunnerError: The first host is gone, or the study has failed.

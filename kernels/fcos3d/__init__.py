@@ -1,4 +1,6 @@
-"""FCOS3D's targets of a whole batch without a host synchronisation; README.md derives it, `reference.py` defines it."""
+"""Target assignment of FCOS3D for a whole batch, without a host synchronisation; README.md derives it, `reference.py`
+defines it.
+"""
 
 from __future__ import annotations
 

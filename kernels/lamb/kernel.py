@@ -1,4 +1,5 @@
-"""Triton kernels of LAMB over all tensors of one dtype: moments with partial norms, ratios, update.
+"""Triton kernels of LAMB over all tensors of one dtype: the first updates the moments and computes partial norms, the
+second computes the ratios, and the third updates the weights.
 
 Settings of a tensor, in the order of `reference.Settings`: 0 rate, 1 decay1, 2 share1, 3 decay2, 4 share2, 5 and 6
 corrections of mean and root, 7 eps, 8 weight decay, 9 shrink, 10 adapts, 11 largest ratio, 12 largest weight norm.
@@ -23,7 +24,9 @@ def _direction(weights, mean, square, own):
 def _moments(
     row, own, clip, place, DTYPE: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, MASKED: tl.constexpr
 ):
-    """Update the means of a chunk; return the sums of squares of its weights and of its update."""
+    """Update a chunk's running means of gradients and squared gradients; return the sums of squares of its weights and
+    of its update.
+    """
     numel = tl.load(row)
     places = place + tl.arange(0, CHUNK)
     mean_at = pointer_to(row, 2, DTYPE, ALIGNED)
@@ -58,8 +61,8 @@ def lamb_moments(
     CHUNK: tl.constexpr,
     LONGEST: tl.constexpr,
 ):
-    """Update the means of the gradient and of its square. Write the sums of squares (2, C) of each chunk's weights and
-    update. `clip` is a factor (1,).
+    """Update the running means of gradients and squared gradients. Write the sums of squares of each chunk's weights
+    and update, in shape (2, C). `clip`, of shape (1,), scales all gradients.
     """
     chunk = tl.program_id(0)
     tensor = tl.load(tensor_of_chunk + chunk)
@@ -87,7 +90,9 @@ def lamb_ratios(
     LONGEST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the norm of the weights, the norm of the update and their ratio for each tensor (T, 3)."""
+    """Write three values for each of T tensors, in shape (T, 3): the norm of the weights, the norm of the update, and
+    their ratio.
+    """
     tensor = tl.program_id(0)
     row = addresses + tensor * COLUMNS
     own = numbers + tl.load(row + 3) * NUMBERS

@@ -53,7 +53,8 @@ def lamb(
     settings: Sequence[Settings],
     max_grad_norm: float | None = None,
 ) -> Tensor:
-    """Update parameters, means and squares in place by LAMB; the gradients are not changed.
+    """Update parameters, running means of gradients, and running means of squared gradients in place by LAMB; the
+    gradients are not changed.
 
     Args:
         parameters: Tensors of any shape.

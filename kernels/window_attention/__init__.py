@@ -1,4 +1,6 @@
-"""Shifted-window attention in one kernel per direction; README.md derives it, `reference.py` defines it."""
+"""Shifted-window attention, with one kernel for the forward pass and one for the backward pass; README.md derives it,
+`reference.py` defines it.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,8 @@ def window_attention(
     cosine: bool = False,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Compute attention within each window of a feature map, from packed qkv to the heads' concatenated values.
+    """Compute attention within each window of a feature map from packed queries, keys and values; return the
+    concatenated outputs of all heads.
 
     Args:
         qkv_bhwc: Packed queries, keys and values of shape (B, H, W, 3C), in the order (3, heads, head_dim).

@@ -1,4 +1,4 @@
-"""Check of a user's quota of bytes where bytes are added. The queue checks the quotas of studies."""
+"""Check of a user's quota of stored bytes, made when files are added. The queue checks the quotas of studies."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command `submit` to the app."""
     app.command(cls=CommandOrWorkload)(submit)
 
 

@@ -1,5 +1,5 @@
-"""Hosts of a study from a Ray cluster, as the driver sees them: the process that holds the reservation, and its
-reports.
+"""Hosts of a study on a Ray cluster, seen from the driver: a separate process holds their reservation and reports on
+it.
 """
 
 from __future__ import annotations

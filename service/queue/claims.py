@@ -19,8 +19,8 @@ from steptune.tuner.records import Study, StudyState
 from steptune.tuner.store_rules import decode
 
 _BOTH: dict[str, Any] = {"of": (QueueEntryRow, StudyRow), "skip_locked": True}
-"""Options that lock the rows of the study and of its queue entry: PostgreSQL checks the conditions again on a row that
-another transaction has changed only if the query locks that row.
+"""Options of a query that locks the rows of the study and of its queue entry, and skips locked rows. Without the lock,
+PostgreSQL does not check the conditions again on a row that another transaction has changed.
 """
 
 

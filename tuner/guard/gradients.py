@@ -38,12 +38,12 @@ REPETITIONS = 10.0
 not repeatable.
 """
 LARGE_PART = 0.5
-"""Share of a tensor's size, and of the number of tensors, above which a difference is not the effect of a decision that
-rounding reversed (such as the side of zero at a ReLU).
+"""Share above which a difference cannot come from a decision that rounding reversed, such as the sign of a ReLU's
+input. It applies to the difference relative to a tensor's norm, and to the share of tensors with such a difference.
 """
 FP32_ROUNDOFF = 2.0**-23
-"""Maximum unit roundoff at which the limits of FP32 apply. These are wide: FP32 is also summed in FP32, where a
-different order of a long sum amounts to many roundings.
+"""Maximum unit roundoff at which the limits of FP32 apply. Those limits are wide, because FP32 numbers are also summed
+in FP32, where another order of a long sum changes many roundings.
 """
 
 
@@ -68,8 +68,8 @@ class Limits:
 
 KINDS = ("residual", "slope", "scale", "pooled", "zeros")
 SIZES_THAT_STRAY = 1.75
-"""Factor by which the limit on a tensor's size is raised at steps that continue from earlier updates: there, parameters
-stored in 16 bits were rounded after each update, which disturbed runs do not show.
+"""Factor by which the limit on a tensor's size is raised at steps that follow earlier updates: each update rounds
+parameters stored in 16 bits, and the noise measured from disturbed runs does not include this rounding.
 """
 FINE = Limits(residual=110.0, slope=240.0, scale=32.0, pooled=32.0, zeros=0.002)
 COARSE = Limits(residual=3.3, slope=6.0, scale=2.6, pooled=2.0, zeros=0.002)
@@ -165,8 +165,8 @@ def _raw(wanted: Tensors, runs: Sequence[Tensors], repeated: Tensors) -> Noise:
 
 
 def _with_repetition(rounding: float, repetition: float) -> float:
-    """Return the effect of rounding or, if larger, the difference between runs of the same settings, which counts up to
-    a multiple of that effect.
+    """Return the larger of the effect of rounding and the difference between runs of the same settings; the difference
+    is limited to a multiple of the effect.
     """
     return max(rounding, min(repetition, REPETITIONS * rounding))
 
@@ -346,7 +346,9 @@ def _scores(wanted: Tensors, noise: Noise, found: Tensors, limits: Limits, step:
 
 
 def _strays(wanted: Tensors, found: Tensors) -> Iterator[str]:
-    """Yield the names of tensors that only one side has (unless all elements are zero), or that are not finite."""
+    """Yield the names of tensors that are not finite in the candidate, differ in shape, or exist in only one of the two
+    runs (unless all elements are zero).
+    """
     for name in dict.fromkeys((*wanted, *found)):
         ours, theirs = found.get(name), wanted.get(name)
         if ours is not None and not bool(ours.isfinite().all()):
@@ -379,7 +381,7 @@ def _scale(found: Tensors, wanted: Tensors) -> float:
 
 
 def _zeros(wanted: Tensors, found: Tensors, noise: Noise) -> float:
-    """Return the share of the elements above the noise that are zero only in the candidate."""
+    """Return the share of elements that are zero in the candidate, of those that exceed the noise in the reference."""
     some = lost = 0
     for name, reference in wanted.items():
         clear = reference.abs() > noise.residuals[name] / math.sqrt(max(1, reference.numel()))

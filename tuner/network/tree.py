@@ -1,4 +1,4 @@
-"""A host's files under a directory: `/` itself, or a copy of another host's.
+"""Files of a host, read from a directory: `/` for this host, or a copy of another host's files.
 
 Links are followed inside the directory, as if it were the root: an absolute link in a copy never leads to the files of
 the machine that examines it. A file that cannot be read raises a separate error, so that no check takes it for absent.
@@ -48,7 +48,7 @@ class Tree:
         return None if data is None else data.decode("utf-8", "replace").strip()
 
     def data(self, path: str) -> bytes | None:
-        """Return a file's content in bytes, under the same conditions as `text`."""
+        """Return a file's content in bytes; None where there is no such file, or the kernel has no value for it."""
         real = self.real(path)
         if real is None:
             return None
@@ -130,7 +130,7 @@ class Tree:
 
 
 def _parts(path: str) -> list[str]:
-    """Return the parts of a path in reverse, to be popped."""
+    """Return the components of a path in reverse order, so that `pop` returns the first one."""
     return [part for part in reversed(PurePosixPath(path).parts) if part != "/"]
 
 

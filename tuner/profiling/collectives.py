@@ -158,7 +158,9 @@ def _on_device(capture: Capture, device: int) -> _Found:
 
 
 def _annotations_around(capture: Capture, rows: Ints) -> Ints:
-    """Return the row in `trace.host` of the library's annotation around the launch of each operation, or -1."""
+    """Return, for each operation, the row in `trace.host` of the communication library's annotation that encloses its
+    launch; -1 if there is none.
+    """
     trace, launches = capture.trace, capture.launches
     host = trace.host
     found = np.full(len(rows), -1, dtype=np.int64)

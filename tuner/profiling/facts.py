@@ -80,8 +80,8 @@ KERNEL_DTYPES = (
 )
 """Dtypes by a substring of a kernel's name; the first match counts. A name without a match has an unknown dtype."""
 MOST = 0.5
-"""Minimum share of the matmul time with a known dtype for a dtype to be reported, and minimum share of this known time
-that the reported dtype takes.
+"""Share of the matmul time that must have a known dtype for a dtype to be reported. If the arguments are FP32, none is
+reported either where 16-bit and 8-bit kernels take at least this share of the known time.
 """
 CONVERSIONS = r"nchwToNhwc|nhwcToNchw"
 CHANNELS_LAST = r"nhwc"

@@ -87,8 +87,8 @@ def median(values: npt.NDArray[Any]) -> float:
 
 
 def cover(window: tuple[int, int], sets: Sequence[Intervals]) -> tuple[Ints, Ints, Ints]:
-    """Cut a window into segments, and return which of several sets of intervals covers each; earlier sets have
-    priority.
+    """Cut a window into segments, and return for each segment the index of the set of intervals that covers it; if
+    several sets do, the first one.
 
     Args:
         window: Half-open [start, end).

@@ -106,8 +106,8 @@ def _linear(arguments: Arguments) -> Work:
 
 
 def _grouped(arguments: Arguments) -> Work:
-    """Return the work of a grouped matmul, one matmul per expert. Each row (or column) of tokens belongs to one expert,
-    so the sum over experts is one matmul of all tokens; two stacks of matrices are multiplied pair by pair.
+    """Return the work of a grouped matmul (one matmul per expert). Each token belongs to one expert, so the total
+    equals that of one matmul of all tokens; two stacks of matrices are multiplied pair by pair.
     """
     a, b = arguments.shape(0), arguments.shape(1)
     if not (len(a) in (2, 3) and len(b) in (2, 3)) or a[-1] != b[-2]:

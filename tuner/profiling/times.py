@@ -18,8 +18,8 @@ FLOAT_HAS_NANOSECONDS_US = 2**43
 """Time in microseconds above which adjacent floats differ by more than two nanoseconds."""
 NO_TIME = np.iinfo(np.int64).min
 FEW = 1000
-"""Minimum number of recorded times needed to tell whether decimals were recorded: with fewer times, every decimal may
-have been rounded away.
+"""Minimum number of times without decimals from which to conclude that no decimals were recorded: among fewer times,
+all decimals may have been rounded away.
 """
 LARGEST_US = 2**62 / 1000
 """Maximum start or duration (146 years) in microseconds: the sum of two fits into an int64 of nanoseconds."""

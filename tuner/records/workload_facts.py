@@ -103,8 +103,9 @@ class ModelFacts(Record):
     unaligned_flops: dict[str, float] = field(default_factory=dict)
     """Share of `flops_per_step` in the layers that `unaligned_linears` counts."""
     num_movable_experts: int = 0
-    """Number of experts in every mixture that can be divided among ranks; 0 without experts, or where that is not
-    supported."""
+    """Number that the degree of expert parallelism must divide: the greatest common divisor of the layers' numbers of
+    experts. 0 if no layer's experts can be moved to other ranks.
+    """
     tensor_units: int = 0
     """Number of the blocks' heads or inner columns that can be divided among ranks; 0 where no way to divide them is
     known.

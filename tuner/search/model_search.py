@@ -46,7 +46,7 @@ LOOSE, SLACK, UNDONE = 1.3, 0.003, 0.05
 beyond the bound for any change; the further log gain allowed for undoing a change.
 """
 NO_LIKELIER = 0.02
-"""Maximum difference by which one configuration may be likelier to run than another and still count as equally likely.
+"""Maximum difference between two configurations' probabilities of running at which they count as equally likely to run.
 """
 LATE, LATE_AT_LEAST = 0.75, 8
 """Number of runs per choice, and minimum number of runs, after which every second proposal uses only the step-time
@@ -210,8 +210,8 @@ class Look:
         return found
 
     def _lean(self, wanted: list[Levels]) -> list[Levels]:
-        """Return configurations, each without those of its differences from the best one that, by their bounds, save
-        nothing and do not make it likelier to run.
+        """Return configurations after undoing those changes, relative to the best one, whose bounds allow no saving and
+        which do not make the configuration likelier to run.
 
         What such a change costs is not known, and uncertainty alone would make a configuration worth trying.
         """
@@ -313,7 +313,9 @@ class Look:
         return [Proposal(candidate=candidate, reason="may be as fast with fewer changes")]
 
     def _one_less(self, levels: Levels) -> Levels | None:
-        """Undo the change with the smallest expected loss; None where that loss is likely or large."""
+        """Return the configuration without the change whose removal has the smallest expected loss; None where that
+        loss is likely or large.
+        """
         undone = [self._grid.candidate((*levels[:k], 0, *levels[k + 1 :])) for k in range(self._width) if levels[k]]
         legal = [other for c in undone if c is not None and (other := self._grid.levels_of(c)) is not None]
         if not legal:

@@ -142,7 +142,7 @@ def _answer() -> None:
 
 
 def _is_closed(pid: int) -> bool:
-    """Say whether a process's open files may not be read."""
+    """Say whether this process lacks permission to list another process's open files."""
     try:
         os.scandir(f"/proc/{pid}/fd").close()
     except PermissionError:

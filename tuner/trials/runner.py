@@ -65,7 +65,7 @@ user code could report progress without end.
 
 @dataclass
 class _Task:
-    """Job other than a trial, with its last activity, and its answer once it has one."""
+    """Job that is not a trial, with its last activity, and its answer (None until the job has answered)."""
 
     entry: str
     job: Job
@@ -457,7 +457,7 @@ class LocalRunner:
 
 
 def _ended_by_environment(run: GroupRun, repeats: int) -> Failure | None:
-    """Return the failure because of which a group of trials must be repeated; None if it is not repeated.
+    """Return the failure that makes it necessary to repeat a group of trials; None if the group is not repeated.
 
     If the kernel killed a trial of several for lack of memory, the caller that grouped them may repeat it alone.
     """

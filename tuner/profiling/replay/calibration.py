@@ -24,8 +24,8 @@ MOST_SLOWDOWN = 2.5
 measured on an H100 host.
 """
 EVENTS, ALL = 1.0, 2.0
-"""Levels of the profiler's cost. Up to the first, only recording events costs time; above it, the host's own work is
-slower, too; the second is the maximum.
+"""Levels of the profiler's cost: the highest at which only recording events costs time, and the maximum. Between the
+two, the host's own work is slower as well.
 """
 USUAL = 0.5
 """Default level of the profiler's cost, at which recording an event costs half its maximum. It is used if the device

@@ -130,9 +130,9 @@ class Calls:
     def _dropped(
         self, name: str, rate: Any, output: torch.Tensor, given: torch.Tensor, *, is_in_place: bool = False
     ) -> torch.Tensor:
-        """Note a call that would have applied dropout, but only once a gradient reaches its output: dropout in an
-        output that no loss depends on does not affect training. A call in place is noted at once, because its output
-        may be used by its input's name.
+        """Note a call that would have applied dropout, once a gradient reaches its output: if the loss does not depend
+        on the output, dropout there does not affect training. An in-place call is noted at once, because later code may
+        use its output through the input tensor.
         """
         if not self.off or not rate or torch.compiler.is_compiling() or _is_in_backward():
             return output

@@ -75,7 +75,7 @@ class _Sources:
         self._folder = next((f for f in folders if all((f / name).is_file() for name in names)), folders[0])
 
     def changed(self) -> str:
-        """Return the first file that differs from the one that was tuned; empty if none does."""
+        """Return the name of the first file of the script that has changed since it was tuned; empty if none has."""
         for name, digest in self._script["files"].items():
             path = self._folder / name
             if not path.is_file() or source_digest(self._text(name)) != digest:
@@ -83,8 +83,8 @@ class _Sources:
         return ""
 
     def place(self, name: str) -> str:
-        """Return the line that makes an object in the current files, in the format of `users_place` but without
-        folders; empty if unknown.
+        """Return the file, line and function where the script now makes an object, in the format of `users_place` but
+        without folders; empty if unknown.
         """
         if name not in self._script["lines"]:
             return ""
@@ -163,7 +163,7 @@ class Enabled:
         self._num_loaders = self._num_optimizers = 0
         self._called: WeakKeyDictionary[torch.nn.Module, bool] = WeakKeyDictionary()
         self.over: Callable[[], None] = lambda: None
-        """Callback that runs once no module is left to change."""
+        """Callback for the moment when no module is left to change."""
         atexit.register(self._tell_missing)
 
     @property

@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Wide:
-    """Switch that turns autocast off, also where the loop turns it on, and runs compiled code uncompiled.
+    """Switch that turns autocast off, even where the loop turns it on, and runs functions compiled by torch.compile in
+    eager mode.
 
     Args:
         looks: Whether it looks for results in 16 bits, which slows every operation.

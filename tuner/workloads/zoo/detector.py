@@ -180,7 +180,7 @@ class Detector(Workload):
 
 
 def boxes_of(xywh: torch.Tensor, labels: torch.Tensor) -> Boxes:
-    """Return the boxes of a batch from their padded form, (B, most, 4) with labels (B, most)."""
+    """Return the boxes of a batch from padded tensors: boxes (B, most, 4) and labels (B, most)."""
     image, place = (labels != NONE).nonzero(as_tuple=True)
     return Boxes(image, labels[image, place], xywh[image, place])
 

@@ -21,7 +21,7 @@ from steptune.dashboards.starts import (
 from steptune.tuner.records import Recommendation, TrialResult, Verdict
 
 UNTRUSTED = "unknown"
-"""Name of the bottleneck where the profile cannot be trusted."""
+"""Name that stands for the bottleneck if the profile cannot be trusted."""
 LABELLED_SHARE = 0.05
 """Minimum length of a segment that is labelled with its number, as a share of the longest bar."""
 
@@ -68,8 +68,8 @@ def get_breakdown_info(source: TrialSource, study_id: str) -> list[CategoryTime]
 
 
 def _confirmed(recommendation: Recommendation, units_per_batch: float) -> list[CategoryTime]:
-    """Return milliseconds per step by category: the profiled shares of the step, times the step times that follow from
-    the recommendation's rates.
+    """Return milliseconds per step by category: each category's share of the profiled step, multiplied by the step time
+    that follows from the recommendation's rate.
 
     The profiled steps were measured at different moments, so that their times cannot be compared on one scale.
     """

@@ -22,10 +22,10 @@ class ConvergenceRow(NamedTuple):
     spent_s: float
     """Time of all trials until the end of this one, in seconds. The time of interleaved trials is added once."""
     gain: float
-    """Speed of this run over today's settings."""
+    """Speedup of this run over today's settings."""
     best: float
-    """Speed, over today's settings, of the configuration that was accepted at that time, as other tables state it; NaN
-    before any was accepted.
+    """Speedup, over today's settings, of the configuration that was accepted at that time, as in the other tables; NaN
+    before any configuration was accepted.
     """
     best_label: str
 
@@ -59,8 +59,8 @@ def get_convergence_info(
 def _accepted(
     source: TrialSource, study_id: str, history: Sequence[HistoryRow], effects: Effects
 ) -> dict[str, tuple[float, str]]:
-    """Return the speed and name of each accepted configuration; the key is the last trial of the decision that accepted
-    it.
+    """Return the speedup and name of each accepted configuration; the key is the last trial of the decision that
+    accepted it.
     """
     numbers = {row.trial_id: row.number for row in history}
     found = {}

@@ -34,7 +34,7 @@ class LinkRow(NamedTuple):
 
 
 class LinksInfo(NamedTuple):
-    """Links of a topology, as a page shows them.
+    """Links of a topology, in the form that an HTML page shows.
 
     Attributes:
         points: One row for each message that was timed; see `COLUMNS`.

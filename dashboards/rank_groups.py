@@ -47,7 +47,7 @@ def grouped_ranks(ranks: pd.DataFrame) -> pd.DataFrame:
 
 
 def grouped_variation(variation: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of `trace_info.get_variation_info`; where there are many, one row for all devices."""
+    """Return the rows of `trace_info.get_variation_info`; if there are many devices, return one row for all of them."""
     if len(variation) <= MOST_ROWS:
         return variation
     row = {
@@ -62,7 +62,9 @@ def grouped_variation(variation: pd.DataFrame) -> pd.DataFrame:
 
 
 def named_devices(names: Sequence[str]) -> str:
-    """Return the names of the devices; where there are many, the first, the last, and their number."""
+    """Return the names of the devices as text; for many devices, only the first name, the last name and the number of
+    devices.
+    """
     return ", ".join(names) if len(names) <= MOST_ROWS else f"{names[0]} to {names[-1]} ({len(names)})"
 
 

@@ -35,15 +35,15 @@ def place_of(host: str, slots: Iterable[Slot], others: str = "") -> str:
 
 
 def this_place() -> str:
-    """Return the place where a command of this process measures: all of its cores and GPUs."""
+    """Return the place of this process's measurements: the machine, and the cores and GPUs that it may use."""
     visible = os.environ.get(VISIBLE_DEVICES)
     cores = [Slot(kind=CORE, number=core) for core in allowed_cores()]
     return place_of(host_id(), cores, f"{CUDA} {visible}" if visible else "")
 
 
 def host_id() -> str:
-    """Return the hashed identity of this machine. It identifies the running kernel, not an image, because all
-    containers of a host share its cores.
+    """Return the hashed identity of this machine. All containers of a host have the same identity, because they share
+    its cores.
     """
     try:
         identity = _BOOT_ID.read_text(encoding="ascii").strip()

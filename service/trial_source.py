@@ -73,8 +73,8 @@ _MAX_KINDS = 1000
 
 
 class KeptRecords:
-    """Cache of the records that a process has read, by their text in the database. Parsing is slow, and most records of
-    a page were already on its previous version. Callers must not change a record.
+    """Cache of parsed database records; the key is a record's text. Parsing is slow, and successive versions of an HTML
+    page have most records in common. Callers must not change a record.
     """
 
     def __init__(self, max_chars: int = MAX_CHARS) -> None:
@@ -201,7 +201,7 @@ class KeptTrials:
         return outcomes.find_artifact(self._store.engine, trial_id, kind)
 
     def _is_here(self, kept: ArtifactInfo | None) -> bool:
-        """Say whether the file of a row is in the data directory of this process."""
+        """Say whether the file of an artifact is in the data directory of this process."""
         if kept is None:
             return False
         with contextlib.suppress(*UNREADABLE), self._artifacts.open(kept.digest):

@@ -23,7 +23,9 @@ from steptune.tuner.records import TrialResult, Window
 TRIM = 0.2
 """Share of the values that a trimmed mean leaves out at each end."""
 NUM_KEPT = 2048
-"""Maximum number of estimates that a process caches: pages and the search request the same ones repeatedly."""
+"""Maximum number of estimates that a process caches: the result pages and the search request the same estimates
+repeatedly.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -92,7 +92,9 @@ def compensate_and_select(
 
 
 def levels_around(threshold: Tensor) -> Tensor:
-    """Return the candidate thresholds around a tensor's last one; after an overflow they start again at the minimum."""
+    """Return the candidate thresholds centred on a tensor's last threshold, or on the minimum threshold after an
+    overflow.
+    """
     usable = threshold.nan_to_num(nan=0.0, posinf=0.0).clamp(min=LEAST).float()
     lowest = ((usable.view(torch.int32) >> SHIFT) - CENTRE).clamp(max=(INFINITE >> SHIFT) - LEVELS + 1)
     number = torch.arange(LEVELS, dtype=torch.int32, device=threshold.device)

@@ -1,4 +1,6 @@
-"""Triton helper functions of kernels that update all parameters of an optimizer at once, and the sums they need."""
+"""Triton helper functions for kernels that update all parameters of an optimizer at once, and kernels for the sums that
+such updates need.
+"""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def new_token() -> BearerToken:
 
 
 def parse_token(text: str) -> BearerToken | None:
-    """Parse a token; return None unless the text is exactly one."""
+    """Parse a token; return None unless the whole text is one token."""
     match = _TOKEN.fullmatch(text)
     return None if match is None else BearerToken(token_id=match[1], secret=match[2])
 
@@ -65,5 +65,5 @@ def equal(one: str, other: str) -> bool:
 
 
 def without_secrets(text: str) -> str:
-    """Return a text for logs and rows, with tokens cut off after their id."""
+    """Return a text with every token in it cut off after its id, for use in logs and database rows."""
     return _ANYWHERE.sub(r"\1***", text)

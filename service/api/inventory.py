@@ -108,7 +108,9 @@ async def get_me(request: Request, principal: Anybody) -> Response:
 
 
 def reservation_of(entry: QueueEntry) -> ReservationSummary:
-    """Return the reservation that a study holds or waits for, as the interface and the pages show it."""
+    """Return the reservation that a study holds or waits for, in the form that the REST interface and the HTML pages
+    show.
+    """
     since = (entry.claimed_at if entry.holds else None) or entry.queued_at
     return message(ReservationSummary, entry, since=since)
 

@@ -26,7 +26,7 @@ _POLL_S = 0.01
 
 
 class CollectionBusyError(StoreError):
-    """Files are being stored without a pause; garbage collection is skipped this time."""
+    """Garbage collection is skipped because files are being stored without a pause."""
 
 
 class CollectionLock(Protocol):
@@ -34,7 +34,7 @@ class CollectionLock(Protocol):
         """Hold the lock while a file is stored and its row is written; wait first for a running collection to end."""
 
     def exclusive(self) -> AbstractContextManager[None]:
-        """Hold the lock while files are collected.
+        """Hold the lock during garbage collection.
 
         Raises:
             CollectionBusyError: Others hold it, for longer than the patience of a collection.
@@ -85,8 +85,8 @@ def _lock_now(descriptor: int) -> bool:
 
 
 class PostgresLock:
-    """Lock for processes on several hosts that share a PostgreSQL database: a session lock on a connection of its
-    own.
+    """Lock for processes on several hosts that share a PostgreSQL database: a session-level advisory lock, for which
+    every use opens its own connection.
     """
 
     def __init__(self, url: str) -> None:

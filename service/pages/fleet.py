@@ -1,4 +1,4 @@
-"""Overview of all studies: their bottlenecks, and the strategies that gained."""
+"""Overview of all studies: their bottlenecks, and the gains of the strategies."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 @router.get("/fleet")
 def fleet_page(request: Request, principal: Reader) -> Response:
-    """Show the overview: administrators see all studies, other users see their own. The reservations are those of this
-    moment.
+    """Show the overview: administrators see all studies, other users see their own. The reservations are read anew for
+    each request.
     """
     service = services(request)
     owner_id = None if principal.is_admin else principal.user_id

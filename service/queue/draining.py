@@ -61,7 +61,7 @@ class Due:
 def due_on(
     session: Session, cluster: str, now: datetime, quotas: Quotas, *, patience: timedelta, silence: timedelta
 ) -> Due | None:
-    """Return the study that goes first on a cluster; None where none does.
+    """Return the study that goes first on a cluster; None if there is none.
 
     Args:
         cluster: Identity of the cluster; empty where it is not known.
@@ -98,7 +98,7 @@ def due_on(
 
 def keep_wait(entry: QueueEntryRow, worker_id: str, now: datetime, *, can_be_met: bool) -> None:
     """Record when a study began to wait for hosts, and which worker last requested them. Record no wait if the
-    cluster's present nodes can never meet that worker's request, in which the first host is the worker's own node.
+    cluster's present nodes can never meet the worker's request. The first host of a request is the worker's own node.
     """
     if not can_be_met and entry.asked_by not in (None, worker_id):
         return

@@ -16,8 +16,8 @@ from steptune.tuner.profiling.replay.answers import not_replayed, saved_range
 from steptune.tuner.records import Finding, Replay
 
 REPLAY_MARGIN = 0.02
-"""Maximum amount, as a share of the step, by which the true gain may exceed the replayed one. Nine in ten replays of
-simulated pairs have a smaller error (benchmarks/replay.py).
+"""Margin for the error of a replayed gain, as a share of the step. Nine in ten replays of simulated pairs have a
+smaller error (benchmarks/replay.py).
 """
 AS_LARGE = 1.05
 """Minimum ratio of the speed-up from removing launches to the speed-up from removing another cause, for launches to be

@@ -18,7 +18,9 @@ SKEW_THRESHOLDS = (0.02, 0.05, 0.15)
 MOST_NAMED = 3
 """Maximum number of process groups whose names are listed."""
 ON_TIME = 0.75
-"""Share of the median rank's wait below which a rank counts as late, in addition to the rank that waits least."""
+"""Maximum wait of a late rank, as a share of the median rank's wait. The rank that waits least counts as late
+regardless of this limit.
+"""
 
 
 def diagnose_ranks(

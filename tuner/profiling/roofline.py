@@ -202,7 +202,9 @@ def _kernels(capture: Capture, calls: OperatorCalls, floors: Floors, top: int) -
 
 
 def _modules(groups: CallGroups, modules: Modules, floors: Floors, top: int) -> tuple[RooflineRow, ...]:
-    """Return modules by their own operators with a known least time; operators of nested modules do not count."""
+    """Return one row for each module, from those of its operators that have a known least time. Operators of nested
+    modules do not count.
+    """
     known = groups.row[(~np.isnan(floors.of_call_ns[groups.row])) & (modules.frame[groups.row] >= 0)]
     totals: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])
     for row in known.tolist():

@@ -156,8 +156,8 @@ class Breakdown(Record):
     overlapped: dict[str, int] = field(default_factory=dict)
     """Communication and copies hidden behind compute; not part of the sum."""
     blocking: dict[str, int] = field(default_factory=dict)
-    """Exposed communication that delayed compute already launched. During all other exposed communication, the device
-    would have waited for the host anyway. Empty where the delay is not known (on a CPU).
+    """Exposed communication for which compute that was already launched had to wait. During all other exposed
+    communication, the device would have waited for the host anyway. Empty where the delay is not known (on a CPU).
     """
     steps: tuple[dict[str, int], ...] = ()
     """Nonzero categories of each step; summed over the steps, they equal `categories`."""
@@ -204,8 +204,8 @@ class Breakdown(Record):
         return min(1.0, stalled_ns / host_ns)
 
     def removable_ns(self, *categories: str) -> float:
-        """Return the nanoseconds per step saved if these categories vanished; of communication, only the part that
-        delayed compute counts.
+        """Return the nanoseconds per step saved if these categories vanished. Communication counts only as far as
+        compute had to wait for it.
         """
         times = self.per_step_ns
         held = {name: ns / self.categories[name] for name, ns in self.blocking.items() if self.categories.get(name)}

@@ -25,18 +25,22 @@ from steptune.tuner.scripts.launch import Ended, ended_in
 from steptune.tuner.scripts.record import SETTINGS, STATUS, CopyPlace, ScriptRecord
 
 REQUEST, PID, REFUSED = "request", "pid", "refused"
-"""File names in a copy's folder, as the hooks define them."""
+"""Names of the files by which Steptune and a frozen process communicate, as the hooks define them."""
 POLL_S = 0.02
 CHECK_EVERY_S = 0.5
 END_S = 5.0
-"""Maximum number of seconds until a copy notices that its trial was killed."""
+"""Maximum number of seconds until a frozen process notices that its trial was killed."""
 USED_BY_EVERY_TRIAL = ("torch._dynamo",)
-"""Modules imported ahead in every copy: optimizers import them, which takes seconds."""
+"""Modules that every frozen process imports before it starts a trial: optimizers need them, and importing them takes
+seconds.
+"""
 USED_TO_COMPILE = ("torch._inductor.compile_fx",)
 
 
 class CopyError(SteptuneError):
-    """Error for a frozen copy that cannot start a trial, with the reason. Trials then start the command instead."""
+    """Error for a frozen copy of the script's process that cannot start a trial, with the reason. Trials then run the
+    script's command from the beginning instead.
+    """
 
 
 def place_to_start_from(record: ScriptRecord) -> CopyPlace:
@@ -60,7 +64,7 @@ def place_to_start_from(record: ScriptRecord) -> CopyPlace:
 
 
 class FrozenCopy:
-    """Frozen copy from which the trials of a script start.
+    """Frozen copy of a script's process, from which the script's trials start.
 
     Args:
         folder: Folder of the inspection's record.
@@ -90,8 +94,8 @@ class FrozenCopy:
         self._send({"imports": [*USED_BY_EVERY_TRIAL, *compiles]}, END_S)
 
     def shared(self, folder: Path) -> Path:
-        """Copy a folder to where the frozen copy can read it, and return the new path. Files written after the frozen
-        copy was made may be hidden from it.
+        """Copy a folder to where the frozen process can read it, and return the new path. Files written after the
+        process was frozen may be hidden from it.
         """
         target = self._folder / f"shared-{folder.name}"
         if not target.exists():
@@ -102,7 +106,8 @@ class FrozenCopy:
     def ran(
         self, trial: Mapping[str, Any], log: Path, longest_s: float | None, check: Callable[[], None] | None
     ) -> Iterator[Ended]:
-        """Run a trial from the copy; its files exist until the context ends. Several threads may run trials at once.
+        """Run a trial that starts from the frozen process; the trial's files exist until the context ends. Several
+        threads may run trials at once.
 
         Raises:
             CopyError: The copy cannot start it.
@@ -153,7 +158,7 @@ class FrozenCopy:
             copy_log()
 
     def _end(self, folder: Path) -> None:
-        """Kill a trial, and wait until the copy has ended the processes that it leaves."""
+        """Kill a trial, and wait until the frozen process has ended all processes that the trial left."""
         with contextlib.suppress(OSError):
             _kill(_pid(folder))
         end_s = time.monotonic() + END_S
@@ -161,7 +166,7 @@ class FrozenCopy:
             time.sleep(POLL_S)
 
     def _send(self, request: Mapping[str, Any], longest_s: float | None) -> None:
-        """Write a request to the copy's pipe, which opens once the copy waits."""
+        """Write a request to the frozen process's pipe, which opens once that process waits for requests."""
         end_s = None if longest_s is None else time.monotonic() + longest_s
         while True:
             refused = self._copy / REFUSED

@@ -45,8 +45,8 @@ RESERVE_MARGIN = 1.1
 WINDOW_S = 1.2
 """Seconds of windows in each run of the confirmation."""
 CLEARLY, PERHAPS = 0.9, 0.15
-"""Minimum probabilities of a worthwhile gain over the incumbent: with the first, a candidate ranks before the
-incumbent; with the second, the candidate becomes a finalist.
+"""Minimum probabilities of a worthwhile gain over the incumbent: for a candidate to rank before the incumbent, and for
+a candidate to become a finalist.
 """
 HARDLY = 0.1
 """Minimum probability of being faster than the incumbent; with less, a configuration counts as having no gain."""
@@ -346,9 +346,8 @@ class Designer:
         return self.budget_s - self.knowledge.spent_s - self._reserve_s()
 
     def longest_s(self, candidate: Candidate) -> float:
-        """Return the maximum seconds until a trial's first window. While there is nothing to confirm, a compilation
-        that takes longer than expected must leave time for a trial without compilation and its confirmation, if a
-        choice is left to try that needs no compilation.
+        """Return the maximum seconds until a trial's first window. While there is nothing to confirm, a trial that
+        compiles must leave time to try and confirm a choice that needs no compilation, if one is left untried.
         """
         if self._has_something_to_confirm() or not self.space.compiles_again(candidate, self.reference):
             return self.left_s

@@ -411,6 +411,6 @@ def _log_prior(noise: float, calm_part: float, drift: float) -> float:
 
 
 def draws(mean: Floats, covariance: Floats, count: int, generator: np.random.Generator) -> Floats:
-    """Draw joint samples, one per row."""
+    """Draw samples from a multivariate normal distribution, one sample per row."""
     factor = np.linalg.cholesky(covariance + 1e-8 * np.eye(len(mean)))
     return np.asarray(mean + generator.standard_normal((count, len(mean))) @ factor.T)

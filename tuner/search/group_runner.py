@@ -113,8 +113,8 @@ class GroupRunner:
     def _repeat_alone(
         self, specs: Sequence[TrialSpec], results: Sequence[TrialResult], began_at: str
     ) -> list[TrialResult]:
-        """Run again, each alone, the trials of a group that ran out of memory, or that were not measured because
-        another one did.
+        """Run again, one at a time, the trials of a group that ran out of memory or were not measured because another
+        trial ran out of memory.
 
         A companion is not repeated: it is useful only beside its trial.
         """
@@ -159,7 +159,7 @@ class GroupRunner:
         return usual_s <= max(MIN_TURN_S, 2 * self.measure.cap_s) and self._fit_together([companion, candidate])
 
     def _fit_together(self, candidates: Sequence[Candidate]) -> bool:
-        """Say whether trials fit into memory together, by measured or estimated peaks; False where none is known."""
+        """Say whether trials fit into memory together, by measured or estimated peaks; False if no peak is known."""
         if not candidates or frozenset(c.key for c in candidates) in self._crowds:
             return False
         known = [self._knowledge.likely_peak_bytes(candidate) for candidate in candidates]

@@ -69,7 +69,7 @@ class Knob(Strategy):
 
 
 def with_knobs(strategies: Sequence[Strategy], workload: WorkloadFacts) -> tuple[Strategy, ...]:
-    """Return the strategies, and one for each of the workload's knobs that has no strategy yet."""
+    """Return the given strategies, and one more for each of the workload's knobs that has no strategy yet."""
     known = {strategy.name for strategy in strategies}
     return (*strategies, *(knob for facts in workload.knobs if (knob := Knob(facts)).name not in known))
 

@@ -102,7 +102,7 @@ class CarriedState:
                     tensor.copy_(kept)
 
     def _watch(self, on_read: Callable[[str], None]) -> list[tuple[_Attribute, torch.Tensor]]:
-        """Replace the tensors that the last step assigned with copies that report when they are read."""
+        """Replace each tensor that the last step assigned to an attribute; its replacement reports when it is read."""
         before, now = self._looks[-2:]
         watched = []
         for key, attribute in now.items():
@@ -219,7 +219,7 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def _watched(tensor: torch.Tensor, name: str, on_read: Callable[[str], None]) -> torch.Tensor:
-    """Return a copy of a tensor that calls `on_read` whenever an operator uses its values; reading shape, dtype or
+    """Return an alias of a tensor that calls `on_read` whenever an operator uses its values; reading shape, dtype or
     device does not count.
     """
     import torch

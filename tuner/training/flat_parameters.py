@@ -1,4 +1,4 @@
-"""Contiguous parameters: the parameters are views of buffers, one for each group and dtype.
+"""Contiguous parameters: the parameters are views of large buffers, one buffer for each parameter group and dtype.
 
 An optimizer then runs over a few large tensors instead of hundreds of small ones. The user's parameters stay what they
 are (the same objects, names, shapes and layouts); only their storage is a part of a buffer, in which every one begins

@@ -1,5 +1,5 @@
-"""Files of a profiled trial for the result pages: JSON with one record per line, read back line by line, with a maximum
-length of a line.
+"""Files of a profiled trial for the result pages: JSON with one record per line. The files are read line by line, and
+the length of a line is limited.
 
 User code runs beside the process that writes them and may replace them by anything. A line is decoded by itself and is
 never longer than `MAX_LINE_BYTES`: so checking a file takes no more memory than one line, whatever the file holds.

@@ -61,8 +61,8 @@ def check_update(rules: Sequence[UpdateRule], watch: UpdateWatch, job: TrainingJ
 
 
 def check_between(moves: Moves, watch: UpdateWatch, device: torch.device) -> list[GuardCheck]:
-    """Check that parameters change between updates exactly where they do with today's settings. Return no check if such
-    changes exist and none differs, because their values are not compared.
+    """Check that the candidate changes the same parameters between updates as today's settings do. Return no check if
+    today's settings change some and no difference is found, because the values of these changes are not compared.
     """
     found = worst_between(watch.around, moves)
     if moves.ever and not found.name:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 MOST_CHECKED_BYTES = 4 << 20
 TOLERANCE = 3.0
-"""Maximum factor by which a timing in the check may exceed or fall below the timing from an earlier study."""
+"""Maximum factor by which a timing may exceed, or fall below, the timing of the same message in an earlier study."""
 SLOWEST_KINDS = ("SYS", "NODE", "PHB", "PXB", "PIX")
 """Kinds of connections between devices, as `nvidia-smi topo -m` names them, slowest first. NVLink ("NV18") is faster
 than all of them.

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 MOST_ELEMENTS = 2**26
-"""Maximum number of parameters, inputs and outputs of a recomputed module: 256 MiB in FP32."""
+"""Maximum total number of elements in the parameters, buffers, inputs and output of a recomputed module: 256 MiB in
+FP32.
+"""
 
 
 class Outputs:

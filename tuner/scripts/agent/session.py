@@ -122,7 +122,7 @@ class Session(ObservedLoop):
         """Note the indices that a sampler gave."""
 
     def given(self, iterator: Any, batch: Any, began_ns: int) -> Any:
-        """Return the batch that the loop gets."""
+        """Return the batch that the training loop receives."""
         return batch
 
     # --- marks ----------------------------------------------------------------------------------
@@ -201,7 +201,9 @@ class Session(ObservedLoop):
             self._step_ended()
 
     def _existing(self) -> list[int]:
-        """Return the numbers of the existing optimizers; empty once the period is known, when they no longer matter."""
+        """Return the numbers of the existing optimizers, which are needed to find the period of the optimizer steps;
+        empty once the period is known.
+        """
         return [] if self.finder.pattern else [made.number for made in self.optimizers.values()]
 
     def _note_place(self, what: str, number: int) -> None:
@@ -219,7 +221,7 @@ class Session(ObservedLoop):
             )
 
     def _remaining(self) -> tuple[int, int] | None:
-        """Return the steps left in the epoch, and the steps of a whole one; None where unknown."""
+        """Return the number of steps left in the epoch, and the number of steps in a whole epoch; None if unknown."""
         loader = self._last_loader
         length = loader.values["num_batches"] if loader is not None else None
         if loader is None or length is None:

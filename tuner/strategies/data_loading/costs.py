@@ -10,8 +10,8 @@ from steptune.tuner.strategies.data_loading.choice import DataLoadingSetting
 from steptune.tuner.strategies.larger_global_batch.choice import LargerGlobalBatchSetting
 
 FASTER_IN_A_WORKER = 2.0
-"""Speedup assumed for making a batch in a single-threaded worker instead of the main process, whose threads wait for
-each other over small tensors. A ResNet over JPEG files on two cores showed 1.4.
+"""Assumed speedup from making a batch in a single-threaded worker process. In the main process, several threads wait
+for each other over small tensors. A ResNet over JPEG files on two cores showed 1.4.
 """
 
 

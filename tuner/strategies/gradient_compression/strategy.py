@@ -121,7 +121,9 @@ class GradientCompression(Strategy):
         return None if today is None or then is None else saved(situation, today, then)
 
     def evidence(self, job: TrainingJob) -> dict[str, Any]:
-        """Return the method and counts of the running DDP's hook, or of FSDP's reductions."""
+        """Return the compression method of the running job, its settings, and the factor by which it reduces the bytes
+        sent.
+        """
         from steptune.tuner.training.communication import compression_of
         from steptune.tuner.training.sharding import is_sharded, reduction_factor
 

@@ -113,7 +113,9 @@ def corners(xywh: torch.Tensor) -> torch.Tensor:
 
 
 def overlaps(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Return the intersection over union of all pairs, (G, 4) and (M, 4) corners to (G, M)."""
+    """Return the intersection over union of all pairs of boxes, shape (G, M). The boxes are given as corners, of shapes
+    (G, 4) and (M, 4).
+    """
     low = torch.maximum(first[:, None, :2], second[None, :, :2])
     high = torch.minimum(first[:, None, 2:], second[None, :, 2:])
     shared = (high - low).clamp(min=0).prod(dim=2)
@@ -122,7 +124,8 @@ def overlaps(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 
 def class_costs(labels: torch.Tensor, objectness: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-    """Return binary cross-entropy of p = sqrt(class probability * objectness), summed over the classes, (G, M).
+    """Return the binary cross-entropy of p = sqrt(class probability * objectness), summed over the classes. Its shape
+    is (G, M), for all pairs of a box and a candidate.
 
     The costs of all classes as wrong ones are summed and corrected for the right one, so that no (G, M, K) tensor is
     needed.
@@ -199,8 +202,8 @@ def _joined(matches: Sequence[Matches], boxes: Boxes) -> Matches:
 
 
 def complete_overlap(predicted: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Return the complete IoU of pairs, (n, 4) centres and sizes: overlap, distance of the centres, difference of
-    shape.
+    """Return the complete IoU of n pairs of boxes: overlap, distance of the centres, difference of shape. The boxes are
+    (n, 4): centres and sizes.
 
     Source: Zheng et al., "Distance-IoU Loss" (2020), arXiv 1911.08287.
     """

@@ -126,7 +126,8 @@ def print_script_verification(
     console.print(f"runs       {found.runs}", style="dim")
     if found.missing:
         console.print(
-            f"not made   {', '.join(found.missing)}: the script did not reach the code to change", style="yellow"
+            f"missing    {', '.join(found.missing)}: the script never reached the code that these changes modify",
+            style="yellow",
         )
 
 

@@ -43,13 +43,13 @@ _WORDS = {
     },
     ENERGY: {
         "words": "energy",
-        "compared": "the work per joule of today's settings",
+        "compared": "today's work per joule",
         "better": "more economical",
         "axis": "work per joule",
     },
     COST: {
         "words": "cost at {amount:g} per device hour",
-        "compared": "the work per unit of cost of today's settings",
+        "compared": "today's work per unit of cost",
         "better": "cheaper",
         "axis": "work per unit of cost",
     },

@@ -146,7 +146,7 @@ def _limits(body: Limits) -> dict[str, Any]:
 
 
 def _check_unchanged(if_match: str | None, user: User) -> None:
-    """Refuse a change of a user who has changed since the client read them.
+    """Refuse to change a user whose record was modified after the client read it.
 
     Raises:
         RefusalError: 412, where `If-Match` is given and is not the user's ETag.

@@ -44,7 +44,7 @@ def verify(
     edited: Annotated[
         Path | None,
         typer.Option(
-            help="For a script: an edited copy of it, compared instead of a study's answer.",
+            help="For a script: path of an edited copy, compared with the original in place of a study's answer.",
             show_default=False,
         ),
     ] = None,

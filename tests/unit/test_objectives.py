@@ -191,7 +191,7 @@ class TestWords:
     @pytest.mark.parametrize(
         ("objective", "claim"),
         [
-            ("energy", "the work per joule of today's settings"),
+            ("energy", "today's work per joule"),
             ("steps:10000", "over 10,000 steps, including compilation"),
         ],
     )

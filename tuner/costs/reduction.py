@@ -109,7 +109,7 @@ def _fit_error(situation: Situation) -> float:
 
 
 def saved(situation: Situation, today: Reduction, then: Reduction, *, slack: float = 1.0) -> float:
-    """Return the share of the step that a change of the exchange saves in exposed communication.
+    """Return the exposed communication that a different gradient exchange saves, as a share of the step.
 
     Args:
         slack: Factor by which the new costs may be smaller than modelled.

@@ -51,7 +51,7 @@ COMPILE_RULES: tuple[CompileRule, ...] = (
         count=lambda c: c.late_graphs,
         severity=lambda count: "warning",
         message="{count} graphs were compiled after the warm-up, during the measured steps",
-        advice="give batches few shapes, or compile with dynamic shapes",
+        advice="use few distinct batch shapes (pad or bucket the batches), or compile with dynamic shapes",
         events=lambda c: c.recompilations,
     ),
     CompileRule(

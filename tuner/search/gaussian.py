@@ -62,7 +62,8 @@ NOISES = (0.003, 0.006, 0.012, 0.025, 0.05)
 """Standard deviations between runs: values that the fit compares."""
 USUAL_NOISE, NOISE_FACTOR = 0.015, 2.5
 CALM_PARTS = (1.0, 0.25)
-"""Noise of steps in which the device hardly ever waits for its host, relative to others: values that the fit compares.
+"""Candidate values for the fit: noise of steps in which the device hardly ever waits for its host, as a multiple of
+the noise of other steps.
 """
 DRIFTS = (0.0, 0.006, 0.02)
 """Standard deviations of a machine's drift from one run to the next: values that the fit compares."""

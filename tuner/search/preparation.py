@@ -176,8 +176,8 @@ class Preparation:
         if known and known.hardware != environment.hardware and not self._other_hardware:
             raise self._refused(
                 known,
-                f"this machine is {environment.hardware.label} or has other software versions, and measurements "
-                "of different machines cannot be compared. Start a new study",
+                f"this machine ({environment.hardware.label}) differs in hardware or software versions, and "
+                "measurements of different machines cannot be compared. Start a new study",
             )
         self._view.say(stage="inspecting the workload")
         facts = self._inspect()

@@ -260,7 +260,7 @@ class Strategy(ABC):
         return Supported()
 
     def cost_s(self, choice: Choice, workload: WorkloadFacts) -> float:
-        """Estimate the additional seconds of a choice's trial over an ordinary trial, before any was measured."""
+        """Estimate how many seconds longer a trial of this choice takes than an ordinary one, before one was timed."""
         return self.trial_cost_s
 
     def likely_part(self, workload: WorkloadFacts) -> float:

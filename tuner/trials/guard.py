@@ -107,7 +107,7 @@ def run_guard(
 
 
 def _exact_knobs(job: TrainingJob, reference: GuardReference) -> dict[str, Scalar]:
-    """Return the reference's values of the workload's knobs that must not change the training."""
+    """Return the reference's value of each workload knob that must leave the training unchanged."""
     exact = job.plan.knobs.keys() - job.workload.recipe_knobs.keys()
     return {name: reference.choices[PREFIX + name]["value"] for name in sorted(exact)}
 

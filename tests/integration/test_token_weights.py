@@ -9,7 +9,7 @@ from trial_builders import prepare
 
 from steptune.tuner.records import Candidate, FailureKind
 
-TRAININGS = Path(__file__).parents[1] / "guarded_trainings.py"
+TRAININGS = Path(__file__).parents[1] / "support" / "guarded_trainings.py"
 ACCUMULATED = Candidate(
     choices={"precision": {"level": "O1", "dtype": "bfloat16"}, "micro_batch": {"num_micro_batches": 2}}
 )

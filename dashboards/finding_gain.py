@@ -49,7 +49,7 @@ def finding_gain(finding: Finding, said: Container[str] = ()) -> str:
         how = "not exact" if "expected" in finding.evidence else "not replayed"
         return f"between {low} and {most}, {how}{reason}{claim}"
     more = finding.evidence.get(BESIDE, "")
-    beside = f"; a CUDA graph saves up to {more} of the step if the other waits remain" if more else ""
+    beside = f"; {more} with a CUDA graph, if the other waits remain" if more else ""
     return f"{at_most} ({saves}{beside}){claim}"
 
 

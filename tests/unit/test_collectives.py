@@ -318,7 +318,7 @@ def test_sends_match_nothing_and_a_broadcast_makes_nobody_wait():
     assert found.waits == ()
     assert {stats.name: stats.latency_ns for stats in found.collectives} == {"broadcast": 2 * MS, "send": None}
     assert len(found.notes) == 1
-    assert "their clocks were not aligned" in found.notes[0]
+    assert "the clocks of rank 0 and rank 1 were not aligned" in found.notes[0]
 
 
 def test_ranks_without_collectives_have_nothing_to_compare():

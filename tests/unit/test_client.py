@@ -174,7 +174,7 @@ class TestRequests:
             client.me()
         with (
             Script(httpx.Response(200, text="<html>")).client() as client,
-            pytest.raises(ServiceUnreachableError, match="is it Steptune's address"),
+            pytest.raises(ServiceUnreachableError, match="check that this is the address of a Steptune service"),
         ):
             client.me()
 

@@ -354,7 +354,7 @@ def test_a_rate_of_dropout_that_is_a_third_off_is_counted(causal: Study, rate: f
         assert causal.failed(causal.job(**choices), unit_roundoff=BF16) == []
         check = causal.checks(causal.job(Off(), **choices), unit_roundoff=BF16)["rate of masks"]
         assert not check.passed
-        assert "dropout sets 0.0" in check.detail or "dropout sets 0.1" in check.detail
+        assert "dropout sets a fraction of 0.0" in check.detail or "dropout sets a fraction of 0.1" in check.detail
 
 
 def test_only_modules_that_set_inputs_to_zero_at_random_shares_are_masks(causal: Study) -> None:

@@ -166,5 +166,5 @@ def test_targets_of_more_boxes_than_the_kernel_looks_at_are_refused_with_the_way
     scenes = fcos3d.Scenes(
         torch.zeros(1, 257, 4), many, many, torch.zeros(1, 257, 2), torch.zeros(1, 257), torch.zeros(1, 257, 9)
     )
-    with pytest.raises(ValueError, match="at most 256 boxes per image, got 257: leave"):
+    with pytest.raises(ValueError, match="at most 256 boxes per image, got 257: pass fewer boxes"):
         fcos3d.targets(nowhere, scenes, 3, 2)

@@ -72,8 +72,8 @@ def application(wanted: str | None = None) -> typer.Typer:
 
 
 def _run(arguments: Sequence[str]) -> None:
-    """Run the command. `analyze` without options skips the command-line parser, because loading the parser takes longer
-    than reading a small trace.
+    """Run the command. `analyze` without options skips the command-line parser, whose import costs time and memory that
+    a small trace does not need.
     """
     command, rest = (arguments[0], arguments[1:]) if arguments else (None, ())
     if command == "analyze" and rest and not any(argument.startswith("-") for argument in rest):

@@ -219,8 +219,8 @@ class JobBoard:
         """End every running job when the trials together exceed their quota, because it is unknown which one uses too
         much.
 
-        A thread reads what they use: beside hundreds of processes that never sleep it takes minutes, in which deadlines
-        still hold.
+        Another thread reads what they use, so that deadlines hold meanwhile: if hundreds of busy processes share the
+        cores, the reading takes minutes.
         """
         running = [job for job in self.running() if not job.killed]
         if self._reading is None:

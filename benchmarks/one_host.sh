@@ -5,7 +5,7 @@
 #   benchmarks/one_host.sh results "row vit_large" "row gpt2_large lossy" "tests + captures + launch" "input + numerics"
 #
 # Jobs: `row NAME [lossy|exact [TUNE_MINUTES ROW_MINUTES]]` of single_gpu.py, `launch [WORKLOAD [MINUTES]]`,
-# `input [WORKLOAD [MINUTES]]`, `script NAME [SECONDS]` of front_door.py, `numerics [MODELS]`, `captures`, `tests` (those marked gpu).
+# `input [WORKLOAD [MINUTES]]`, `script NAME [SECONDS]` of front_door.py, `kernels ROW MINUTES` of kernels_studies.py, `numerics [MODELS]`, `captures`, `tests` (those marked gpu).
 # Writes results/GPU/ (one JSON line a result, logs), and packs the folder into results.tgz every 15 seconds, so that
 # a sitting that is cut off leaves what it had. Where there is a .wheelhouse, `make offline-install` comes first.
 # TUNE_MINUTES and ROW_MINUTES limit a row, LIMIT_S all of it.
@@ -32,6 +32,7 @@ job() { # GPU, then the words of a job
     launch) python3 benchmarks/launch_bound.py ${3:+--only "$3"} ${4:+--minutes "$4"} --trials "$out" --out "$out/launch_bound.jsonl" ;;
     input) python3 benchmarks/input_bound.py ${3:+--only "$3"} ${4:+--minutes "$4"} --trials "$out" --out "$out/input_bound.jsonl" ;;
     script) python3 benchmarks/front_door.py --gpu --only "$3" --seconds "${4:-360}" --out "$out/front_door.jsonl" ;;
+    kernels) python3 benchmarks/kernels_studies.py --only "$3" --minutes "$4" --trials "$out" --out "$out/kernels_studies.jsonl" ;;
     numerics) python3 benchmarks/numerics.py ${3:+--only "${@:3}"} --out "$out/numerics.json" ;;
     captures) python3 benchmarks/capture_traces.py --out "$out/captures" ;;
     tests) make gpu-test GPU_JOBS="${GPU_JOBS:-4}" ;;

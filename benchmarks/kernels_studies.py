@@ -36,7 +36,9 @@ def look(name: str, study: Tuned, found: dict) -> dict:
     """The kernels' part in the answer, and every trial that had them."""
     parts = {part.strategy: to_builtins(part) for part in study.recommendation.parts}
     trials = [
-        trial.result.failure.message[:200] if trial.result.failure else trial.result.guard and trial.result.guard.reason
+        trial.result.failure.message.replace(f"{ROOT}/", "")[:200]
+        if trial.result.failure
+        else trial.result.guard and trial.result.guard.reason
         for trial in study.store.trials(study.study.study_id)
         if KERNELS in trial.candidate.choices and trial.result is not None
     ]

@@ -10,7 +10,7 @@ from steptune.kernels.base import Pattern
 from steptune.kernels.triton_device import unavailable
 
 
-def assigner_pattern(plain: type, fused: type, what: str, operator: str) -> Pattern:
+def assigner_pattern(plain: type, fused: type, what: str, *operators: str) -> Pattern:
     """Return the pattern that replaces an object of class `plain`, which is part of a loss, with one of class `fused`,
     which calls the kernel.
     """
@@ -21,4 +21,4 @@ def assigner_pattern(plain: type, fused: type, what: str, operator: str) -> Patt
     def replace(part: Any) -> None:
         part.__class__ = fused
 
-    return Pattern(what=what, refusal=refusal, replace=replace, operators=(operator,), unavailable=unavailable)
+    return Pattern(what=what, refusal=refusal, replace=replace, operators=operators, unavailable=unavailable)

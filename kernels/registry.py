@@ -272,6 +272,7 @@ SIMOTA = Kernel(
         simota.FusedAssigner,
         "SimOTA's assignment in a loss, made by steptune.kernels.simota.Assigner",
         "simota_assign",
+        "simota_choices",
     ),
 )
 

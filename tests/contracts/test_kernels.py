@@ -5,6 +5,7 @@ Assignments are equal to the last box.
 On a machine without a GPU Triton interprets the kernels on the CPU, which has no 16-bit brain floats.
 """
 
+import importlib
 import os
 from collections.abc import Iterator
 
@@ -109,3 +110,10 @@ def test_a_compiled_graph_has_no_break(kernel: Kernel, case: Case) -> None:
 def test_a_kernel_has_a_page_that_says_its_name(kernel: Kernel) -> None:
     page = PACKAGE / "kernels" / kernel.name / "README.md"
     assert page.read_text(encoding="utf-8").startswith("# ")
+
+
+@pytest.mark.parametrize("kernel", [k for k in KERNELS if k.pattern is not None], ids=lambda kernel: kernel.name)
+def test_a_profile_without_operators_shows_the_kernel_by_a_device_function(kernel: Kernel):
+    """A replayed graph records device functions alone."""
+    functions = vars(importlib.import_module(f"steptune.kernels.{kernel.name}.kernel"))
+    assert any(part in name for part in kernel.pattern.operators for name in functions)

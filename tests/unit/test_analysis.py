@@ -13,6 +13,7 @@ from traces import NAMES, needs_traces, trace_file
 
 from steptune.tuner.profiling import analysis as analysis_module
 from steptune.tuner.profiling.analysis import analyse_file, analyse_rank, analyse_traces, together
+from steptune.tuner.profiling.breakdown import TOP_OPERATORS
 from steptune.tuner.profiling.trace import TraceError
 from steptune.tuner.trace_records import RankAnalysis, TraceAnalysis
 
@@ -201,3 +202,17 @@ def test_two_real_ranks_survive_being_stored():
     assert {rank.device_names[f"cuda:{rank.rank}"] for rank in analysis.ranks} == {"NVIDIA H200"}
     assert msgspec.json.decode(msgspec.json.encode(analysis), type=TraceAnalysis) == analysis
     assert json.loads(msgspec.json.encode(analysis))["clock_offsets_ns"]["0"] == 0
+
+
+def test_short_kernels_by_hand_are_named_where_a_graph_replays_the_step(tmp_path):
+    """Such a step records no operator: without the names of its kernels, a fused kernel that ran would look unused."""
+    by_hand = ["fcos3d_targets", "simota_choices", "_layer_norm_fwd_fused"]
+    longer = [f"void at::native::elementwise_kernel<{number}>" for number in range(TOP_OPERATORS)]
+    libraries = ["triton_poi_fused_add_0", "sm90_xmma_gemm_bf16", "nvjet_tst_128x64", "cudnn_generated_fort_native"]
+    events = [step(1, 0, 10_000), runtime("cudaGraphLaunch", 1, 3, 1)]
+    for number, name in enumerate([*longer, *libraries, *by_hand]):
+        start, length = 10 + 100 * number, 50 if name in longer else 1
+        events.append(event("kernel", name, start, start + length, 20, correlation=1, device=0, stream=20))
+    names = analyse_rank(write_trace(tmp_path / "a.json", events)).breakdowns[0].operators
+    assert set(by_hand) <= set(names)
+    assert set(libraries).isdisjoint(names)

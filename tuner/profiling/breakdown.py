@@ -28,6 +28,12 @@ ATTENTION = re.compile(r"attention|flash|fmha|sdpa|compute_dot_do_o")
 """Pattern for attention's operators and kernels, whose names show which backend ran."""
 LIBRARY_OPERATOR = re.compile(r"(?!aten::|autograd::|c10d::|inductor::|prim::|profiler::|torch::)\w+::\w+(\.\w+)?")
 """Pattern for operators of libraries other than PyTorch."""
+OWN_KERNEL = re.compile(
+    r"(?!triton_|sm\d|ampere_|hopper_|turing_|volta_|maxwell_|cudnn|cublas|cutlass|nvjet|nccl)[a-z_]\w*"
+)
+"""Pattern for kernels under a plain function name, as Triton's, other than those that Inductor generates and those of
+CUDA's libraries. Where a graph replays the step no operator is recorded, and only the kernel's name shows that it ran.
+"""
 WAITS_FOR_OTHERS = (Category.COMMUNICATION, Category.PIPELINE_BUBBLE, Category.QUEUED)
 MAX_EVENT_OVERHEAD_NS = 3_000
 """Maximum time to record one operator: 0.2 to 1.7 us were measured on hosts with H100 and H200 GPUs
@@ -170,7 +176,7 @@ def _phases(segments: Segments, boundaries: Ints) -> dict[str, int]:
 
 def _top_names(trace: Trace, span: tuple[int, int]) -> tuple[str, ...]:
     """Return the names of operators and kernels inside the steps: those with the most time, and, however short, those
-    of attention and of other libraries' operators (`library::operator`, such as fused kernels).
+    of attention, of other libraries' operators (`library::operator`, such as fused kernels), and of kernels by hand.
     """
     totals = np.zeros(len(trace.names), dtype=np.int64)
     for table, kind in ((trace.host, Kind.OPERATOR), (trace.work, Kind.KERNEL)):
@@ -182,7 +188,8 @@ def _top_names(trace: Trace, span: tuple[int, int]) -> tuple[str, ...]:
 
 
 def _is_kept(name: str) -> bool:
-    return ATTENTION.search(name) is not None or LIBRARY_OPERATOR.fullmatch(name) is not None
+    patterns = (LIBRARY_OPERATOR, OWN_KERNEL)
+    return ATTENTION.search(name) is not None or any(pattern.fullmatch(name) for pattern in patterns)
 
 
 def _copies(trace: Trace, span: tuple[int, int]) -> tuple[str, ...]:

@@ -373,6 +373,7 @@ OTHER = 65200
 """A user that no study has in these tests."""
 
 
+@pytest.mark.xdist_group("own users")  # ids are of the whole machine: another test would take the next one
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs trials as other users")
 class TestOwnUsers:
     @pytest.fixture

@@ -5,7 +5,8 @@
 #   benchmarks/one_host.sh results "row vit_large" "row gpt2_large lossy" "tests + captures + launch" "input + numerics"
 #
 # Jobs: `row NAME [lossy|exact [TUNE_MINUTES ROW_MINUTES]]` of single_gpu.py, `launch [WORKLOAD [MINUTES]]`,
-# `input [WORKLOAD [MINUTES]]`, `script NAME [SECONDS]` of front_door.py, `kernels ROW MINUTES` of kernels_studies.py, `numerics [MODELS]`, `captures`, `tests` (those marked gpu).
+# `input [WORKLOAD [MINUTES]]`, `script NAME [SECONDS]` of front_door.py,
+# `kernels ROW MINUTES` of kernels_studies.py, `numerics [MODELS]`, `captures`, `tests` (those marked gpu).
 # Writes results/GPU/ (one JSON line a result, logs), and packs the folder into results.tgz every 15 seconds, so that
 # a sitting that is cut off leaves what it had. Where there is a .wheelhouse, `make offline-install` comes first.
 # TUNE_MINUTES and ROW_MINUTES limit a row, LIMIT_S all of it.

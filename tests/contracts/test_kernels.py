@@ -113,7 +113,7 @@ def test_a_kernel_has_a_page_that_says_its_name(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize("kernel", [k for k in KERNELS if k.pattern is not None], ids=lambda kernel: kernel.name)
-def test_a_profile_without_operators_shows_the_kernel_by_a_device_function(kernel: Kernel):
+def test_a_profile_without_operators_shows_the_kernel_by_a_device_function(kernel: Kernel) -> None:
     """A replayed graph records device functions alone."""
     functions = vars(importlib.import_module(f"steptune.kernels.{kernel.name}.kernel"))
     assert any(part in name for part in kernel.pattern.operators for name in functions)

@@ -29,10 +29,11 @@ ATTENTION = re.compile(r"attention|flash|fmha|sdpa|compute_dot_do_o")
 LIBRARY_OPERATOR = re.compile(r"(?!aten::|autograd::|c10d::|inductor::|prim::|profiler::|torch::)\w+::\w+(\.\w+)?")
 """Pattern for operators of libraries other than PyTorch."""
 OWN_KERNEL = re.compile(
-    r"(?!triton_|sm\d|ampere_|hopper_|turing_|volta_|maxwell_|cudnn|cublas|cutlass|nvjet|nccl)[a-z_]\w*"
+    r"(?!(void )?(at::|at_cuda_|c10::|std::|cub::|thrust::|\(anonymous|(_ZN\d+)?cutlass|cask|cudnn|cublas|gemm|nvjet"
+    r"|nccl|internal::|sm\d|ampere_|hopper_|turing_|volta_|maxwell_|pytorch_|fmha_|triton_))[A-Za-z_]"
 )
-"""Pattern for kernels under a plain function name, as Triton's, other than those that Inductor generates and those of
-CUDA's libraries. Where a graph replays the step no operator is recorded, and only the kernel's name shows that it ran.
+"""Pattern for kernels that neither PyTorch, nor Inductor, nor a library of CUDA brings. Where a graph replays the step
+no operator is recorded, and only the kernel's name shows that it ran.
 """
 WAITS_FOR_OTHERS = (Category.COMMUNICATION, Category.PIPELINE_BUBBLE, Category.QUEUED)
 MAX_EVENT_OVERHEAD_NS = 3_000
@@ -176,7 +177,8 @@ def _phases(segments: Segments, boundaries: Ints) -> dict[str, int]:
 
 def _top_names(trace: Trace, span: tuple[int, int]) -> tuple[str, ...]:
     """Return the names of operators and kernels inside the steps: those with the most time, and, however short, those
-    of attention, of other libraries' operators (`library::operator`, such as fused kernels), and of kernels by hand.
+    of attention, of other libraries' operators (`library::operator`, such as fused kernels), and of kernels
+    that no known library brings.
     """
     totals = np.zeros(len(trace.names), dtype=np.int64)
     for table, kind in ((trace.host, Kind.OPERATOR), (trace.work, Kind.KERNEL)):
@@ -184,12 +186,14 @@ def _top_names(trace: Trace, span: tuple[int, int]) -> tuple[str, ...]:
         np.add.at(totals, table.name[rows], (table.end - table.start)[rows])
     order = [name for name in np.argsort(-totals, kind="stable").tolist() if totals[name] > 0]
     longest, others = order[:TOP_OPERATORS], order[TOP_OPERATORS:]
-    return tuple(trace.names[name] for name in [*longest, *(n for n in others if _is_kept(trace.names[n]))])
+    kernels = set(np.unique(trace.work.name[trace.work.kind == Kind.KERNEL]).tolist())
+    kept = [name for name in others if _is_kept(trace.names[name], name in kernels)]
+    return tuple(trace.names[name] for name in [*longest, *kept])
 
 
-def _is_kept(name: str) -> bool:
-    patterns = (LIBRARY_OPERATOR, OWN_KERNEL)
-    return ATTENTION.search(name) is not None or any(pattern.fullmatch(name) for pattern in patterns)
+def _is_kept(name: str, is_kernel: bool) -> bool:
+    own = OWN_KERNEL.match(name) if is_kernel else LIBRARY_OPERATOR.fullmatch(name)
+    return own is not None or ATTENTION.search(name) is not None
 
 
 def _copies(trace: Trace, span: tuple[int, int]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ A small loop runs the guarded steps in this process, with the marks that the hoo
 from __future__ import annotations
 
 import copy
+import gc
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,20 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_fault_is_rejected_by_its_layer_in_16_bits(bench: Bench, fault: str) -> None:
     changes, name = FAULTS[fault]
     assert name in failed(bench.verdict(replace(bench.own, dtype=torch.bfloat16, **changes)))
+
+
+def test_tensors_that_wait_for_the_collector_hide_no_average(bench: Bench) -> None:
+    class Cycle:
+        def __init__(self) -> None:
+            self.itself, self.weight = self, torch.zeros(5, 24)
+
+    gc.disable()
+    try:
+        for _ in range(1000):
+            Cycle()
+        assert "averages" in failed(bench.verdict(replace(bench.own, decay=0.995)))
+    finally:
+        gc.enable()
 
 
 def test_a_layer_that_is_wrong_in_16_bits_alone_shows_in_its_outputs(bench: Bench) -> None:

@@ -104,6 +104,15 @@ def test_what_is_computed_again_for_a_gradient_does_not_count(tmp_path):
     assert counted_by_trace(step, tmp_path).step_flops == pytest.approx(plain, rel=0.01)
 
 
+@pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")
+def test_a_convolution_without_a_library_of_its_own_counts(tmp_path):
+    """Its gradient is computed by an operator inside of the one that counts."""
+    _, step = step_of("ResNetForImageClassification")
+    with torch.backends.mkldnn.flags(enabled=False):
+        found = counted_by_trace(step, tmp_path)
+    assert found.step_flops == pytest.approx(counted_by_torch(step), rel=0.01)
+
+
 def test_grouped_and_transposed_convolutions(tmp_path):
     """Forward only: torch's counter forgets the groups in the gradient of a weight."""
     network = torch.nn.Sequential(

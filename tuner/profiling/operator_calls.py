@@ -44,6 +44,16 @@ class OperatorCalls:
             found[rows] = True
         return found
 
+    def inside(self, marked: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Return a mask over `trace.host` of the operators that an operator selected by the given mask contains."""
+        found = np.zeros(len(marked), dtype=bool)
+        has_parent = self.parent >= 0
+        while True:
+            wider = has_parent & (marked | found)[self.parent]
+            if (wider == found).all():
+                return found
+            found = wider
+
 
 def operator_calls(trace: Trace, launches: Launches, span: tuple[int, int]) -> OperatorCalls:
     """Link operators to each other and to the device operations that they launched.

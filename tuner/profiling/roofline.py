@@ -101,20 +101,21 @@ def _uncounted_share(capture: Capture, calls: OperatorCalls, groups: CallGroups)
     has_flops[[n for n, work in groups.works.items() if work.flops is not None]] = True
     own = np.zeros(len(capture.trace.host), dtype=bool)
     own[groups.row] = has_flops[groups.group] & groups.counted[groups.row]
+    # The gradient of a convolution counts for the operators that compute it, such as `_slow_conv2d_backward`.
+    covered = own | calls.inside(own)
     if capture.device_numbers:
         multiplying, time = _multiplying_work(capture)
         launched = calls.launched_by
-        known = (launched >= 0) & own[np.maximum(launched, 0)]
+        known = (launched >= 0) & covered[np.maximum(launched, 0)]
         whole, with_count = time[multiplying].sum(), time[multiplying & known].sum()
     else:
-        # On a CPU operators inside of one that counts (a copy of a matmul) are of other classes.
         classes = [classify_operator(name) in MULTIPLYING for name in groups.names]
         multiplying = np.array(classes, dtype=bool)[groups.group]
         time = groups.time_ns[groups.row]
         # An operator around one that counts leaves the work to it.
         around = calls.around(own)[groups.row]
         whole = time[multiplying & ~around].sum()
-        with_count = time[multiplying & own[groups.row]].sum()
+        with_count = time[multiplying & covered[groups.row]].sum()
     return 1 - float(with_count) / float(whole) if whole else 0.0
 
 

@@ -27,6 +27,7 @@ class HeldTensors:
     def __init__(self, parameters: Collection[torch.Tensor], others: Collection[torch.Tensor]) -> None:
         shapes = {parameter.shape for parameter in parameters}
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        gc.collect()  # what waits for the collector in a cycle belongs to nobody
         known = {id(tensor) for tensor in (*parameters, *gradients, *others)}
         found = [
             thing

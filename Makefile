@@ -13,7 +13,7 @@ JOBS ?= 4
 unexport PYTHONDONTWRITEBYTECODE
 PURELIB := import sysconfig; print(sysconfig.get_path("purelib"))
 
-.PHONY: install demo test export-environments check format bench soak gpu-test site readability wheelhouse offline-install clean
+.PHONY: install demo test long export-environments check format bench soak gpu-test site readability wheelhouse offline-install clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Steptune needs Python 3.11 or 3.12; set PYTHON=/path/to/python3.12"; exit 2; }
@@ -31,8 +31,11 @@ demo: install
 		--database sqlite:///steptune.db --output demo-results
 
 test: install .venv-kernels/.installed
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "not soak and not gpu" tests; status=$$?; \
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "not long and not soak and not gpu" tests; status=$$?; \
 	.venv-kernels/bin/python -m pytest -n $(JOBS) $(KERNEL_TESTS) && exit $$status
+
+long: install
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "long and not soak and not gpu" tests
 
 # Kernels are interpreted on a CPU. Their Triton is in an environment of its own, so that no other test compiles by it.
 KERNEL_TESTS := tests/contracts/test_kernels.py $(addprefix tests/unit/,$(addsuffix .py,test_window_attention test_swin_models \

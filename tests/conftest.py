@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 if TYPE_CHECKING:
     from ranks import Ranks
 
-pytest_plugins = ["postgres", "databases"]
+pytest_plugins = ["postgres", "databases", "long_tests"]
 
 # Threads of an operator wait for one another by spinning, which on a busy machine takes several times the time of the
 # operator. torch reads this once, also in the processes that tests start.

@@ -82,6 +82,19 @@ def test_a_start_without_a_profile_counts_as_it_was_measured_however_much_faster
     assert model.start_noise(calm=False) <= 0.012
 
 
+@pytest.mark.parametrize("is_profiled", [True, False])
+@pytest.mark.parametrize("factor", [5, 10, 70, 1000])
+def test_a_measured_configuration_is_believed_however_much_faster_it_is(factor, is_profiled):
+    """On an overloaded host today's settings took 70 times as long, and 30,676 times were believed."""
+    generator = np.random.default_rng(0)
+    for _ in range(10):
+        before, after = 10 * generator.dirichlet([1, 1]), 10 / factor * generator.dirichlet([1, 1])
+        told = measured(((0, 0, 0), before), *[((1, 1, 0), after)] * 2)
+        known = 3 if is_profiled else 1
+        model = StepModel(prior(), replace(told, profiles=told.profiles[:known], profiled=told.profiled[:known]))
+        assert expected(model, (1, 1, 0))[0] == pytest.approx(10 / factor, rel=0.02)
+
+
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("fast", [0.6, 0.32, 1.6])
 def test_a_configuration_that_was_never_profiled_is_believed_as_it_was_measured(count, fast):

@@ -251,7 +251,8 @@ def spread_of(log_ratios: Sequence[float], one: Sequence[TrialResult], other: Se
         both = _of_alike(_side(_unselected(one)), _side(_unselected(other)))
     if own.variance > _f_quantile(1 - MORE, own.degrees, both.degrees) * both.variance:
         return own
-    if both.variance > _f_quantile(1 - LESS, both.degrees, own.degrees) * own.variance:
+    narrower = both.variance > _f_quantile(1 - LESS, both.degrees, own.degrees) * own.variance
+    if narrower and own.degrees > 1:  # two blocks may agree by chance, to any number of digits
         return own
     return both
 

@@ -51,7 +51,7 @@ SMOOTH = 0.85
 PROFILE_NOISE, LEAST_ERROR = 0.05, 0.003
 """Relative noise of a category's time in one profile, and the minimum error of its logarithm."""
 FLOOR = 0.004
-"""Share of the reference's step below which a category's time is indistinguishable from zero."""
+"""Share of the shortest measured step below which a category's time is indistinguishable from zero."""
 BY_ITSELF = 0.0002
 """Penalty on the log step time for each change, so that of two equal configurations the one with fewer changes wins."""
 IN_ORDER = 1e-5
@@ -221,7 +221,7 @@ class StepModel:
 
     def __init__(self, prior: Prior, measured: Measured) -> None:
         self.measured, self.prior = measured, prior
-        self._floor_s = FLOOR * float(measured.profiles[0].sum())
+        self._floor_s = FLOOR * float(np.exp(measured.log_s.min()))
         self._reference = np.log(measured.profiles[0] + self._floor_s)
         self._sizes = [np.where(acts, WIDTH, SIDE) for acts in prior.acts]
         self._own = [kernel[1:, 1:] + 1e-6 * np.eye(len(kernel) - 1) for kernel in prior.kernels]
@@ -237,6 +237,7 @@ class StepModel:
             self._learn_sizes()
             about += np.clip(self._categories(measured.levels, self._means) - about, -LONGEST_STEP, LONGEST_STEP)
             self._put_sums_about(about)
+        self._about = {tuple(row): point for row, point in zip(measured.levels.tolist(), about, strict=True)}
         self._condition(choose_noise=True)
 
     # --- what was observed --------------------------------------------------------------------
@@ -280,15 +281,16 @@ class StepModel:
         return times, above / times.sum(1, keepdims=True)
 
     def _as_profiled(self) -> Floats:
-        """Return the categories' times for every run, from a profile of the run's configuration or, without one, of the
-        reference.
+        """Return the categories' times for every run, as logarithms relative to the reference's, from a profile of the
+        run's configuration; without one, all categories of the reference are scaled to the run's step.
         """
-        count = self.prior.num_categories
-        seen = self._rows.values[: self.measured.profiles.size].reshape(-1, count)
-        found = np.zeros((len(self.measured.levels), count))
+        count, times = self.prior.num_categories, self.measured.profiles
+        seen = self._rows.values[: times.size].reshape(-1, count)
+        scaled = np.exp(self.measured.log_s)[:, None] * times[0] / times[0].sum()
+        found = np.log(scaled + self._floor_s) - self._reference
         for values, levels in zip(seen, self.measured.levels[self.measured.profiled], strict=True):
             found[np.all(self.measured.levels == levels, axis=1)] = values
-        return found
+        return np.asarray(found)
 
     # --- the prior ----------------------------------------------------------------------------
 
@@ -375,7 +377,8 @@ class StepModel:
         rows, means = self._rows, self.prior.mean(levels)
         correlations = self.prior.correlations(self.measured.levels, levels)
         covariance = self._covariance(self.measured.levels, levels, correlations)
-        times, shares = self._seconds(self._project(covariance, means))
+        logs = self._project(covariance, means)
+        times, shares = self._seconds(logs)
         hoped = (shares * means).sum(1)
         cross = np.zeros((len(rows.starts), len(levels)))
         for c in range(self.prior.num_categories):
@@ -384,8 +387,18 @@ class StepModel:
         white = solve_triangular(self._factor, cross, lower=True)
         own = (shares**2 * self._variance(levels)).sum(1) + HOPE_SD**2 * hoped**2
         variance = np.maximum(own - (white**2).sum(0), 1e-10)
-        mean = np.log(times.sum(1)) + BY_ITSELF * (levels > 0).sum(1) + IN_ORDER * levels.sum(1)
+        mean = self._log_sums(levels, logs) + BY_ITSELF * (levels > 0).sum(1) + IN_ORDER * levels.sum(1)
         return Beliefs(levels, mean, variance, times, shares, hoped, white.T)
+
+    def _log_sums(self, levels: Ints, logs: Floats) -> Floats:
+        """Return the log step times for categories' times; for configurations that were measured, to first order about
+        the point at which their runs were taken in. After a large effect the two differ, and only there are the runs
+        what was measured.
+        """
+        found = [self._about.get(tuple(row)) for row in levels.tolist()]
+        about = np.array([own if point is None else point for own, point in zip(logs, found, strict=True)])
+        times, shares = self._seconds(about.reshape(logs.shape))
+        return np.asarray(np.log(times.sum(1)) + (shares * (logs - about.reshape(logs.shape))).sum(1))
 
     def covariance(self, a: Beliefs, b: Beliefs) -> Floats:
         """Return the posterior covariance between the step times of two sets of configurations."""

@@ -5,9 +5,10 @@
     python benchmarks/front_door.py --gpu --only bert_trainer --seconds 360 --out part.jsonl
 
 Scripts of `benchmarks/scripts/` begin with what their users have: bfloat16, torch.compile, the loader of the published
-loops. Data and weights are random, and made by the script. For each, `steptune tune -- python SCRIPT` runs in a folder
-of its own; then the script as `steptune.enable` changes it, and as the diff does, is started in turns with the
-unchanged one. Of interest: whether both intervals overlap, and how far their middles are apart where both are narrow.
+loops. Data and weights are random, and made by the script. For each, `steptune tune --verify ... -- python SCRIPT` runs
+in a folder of its own: it ends with the script as `steptune.enable` changes it in turns with the unchanged one. In the
+time that is left the script as the diff changes it is started in turns with the unchanged one. Of interest: whether the
+intervals overlap, and how far their middles are apart where both are narrow.
 
 One JSON line a script replaces the older one in the results file.
 """
@@ -27,6 +28,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from preparation_share import told as told_of_trial
 from stamp import RESULTS, ROOT, hardware, stamp
 
@@ -47,12 +49,11 @@ NAMES = ("bert_trainer", "vit_accelerate", "nano_gpt", "resnet_ema", "ddpm_unet"
 ON_CPU = ("slow_files", *NAMES)
 TINY = ("--tiny", "--compile", "0")
 LIBRARIES = ROOT / ".venv-exports-accelerate" / "bin" / "python"
-STUDY_SHARE = 0.55
-"""Share of a row's seconds for the study; the rest is for looking at the script again and for verifying."""
+STUDY_SHARE, VERIFY_SHARE = 0.55, 0.33
+"""Shares of a row's seconds for the study, and for verifying its answer."""
 MOST_BLOCKS = 12
-WAYS = ("enable", "diff")
-"""In turn, each in the time that is left: the first is measured in any case."""
-LEAST_BLOCKS = 2
+LEAST_LEFT_SHARE = 0.25
+"""Least share of a row's seconds in which the diff is verified."""
 NARROW, NEAR = 0.02, 0.05
 """Half-width below which the middles of claim and verification are compared, and how far they may be apart."""
 WANTED_GAIN, WANTED_ROWS = 1.05, 3
@@ -125,7 +126,7 @@ def measured(name: str, arguments: argparse.Namespace) -> Iterator[dict]:
 
 def figures(row: Row, foreign_load: float) -> Iterator[dict]:
     """Claim of a script, then one verification after the other."""
-    recommendation = tuned(row, foreign_load)
+    recommendation, found = tuned(row, foreign_load)
     answer = answer_of(recommendation)
     verified_ways: dict[str, dict] = {}
     yield {
@@ -141,16 +142,21 @@ def figures(row: Row, foreign_load: float) -> Iterator[dict]:
     }
     if recommendation.candidate.is_baseline:
         return
-    for way, found in verify(row, recommendation, foreign_load):
-        verified_ways[way] = found
+    if found is not None:
+        verified_ways["enable"] = told_of(found, recommendation)
         yield {}
+    verified_ways["diff"] = verify_diff(row, recommendation, foreign_load)
+    yield {}
 
 
-def tuned(row: Row, foreign_load: float) -> Recommendation:
-    """The recommendation of `steptune tune -- COMMAND`, as a user types it."""
+def tuned(row: Row, foreign_load: float) -> tuple[Recommendation, ScriptVerification | None]:
+    """Run `steptune tune --verify -- COMMAND` as a user types it: the recommendation, and its verification if
+    it changes the script.
+    """
     beside = row.work.parent
     own = ["--database", f"sqlite:///{beside}/studies.db", "--output", str(beside / "results")]
-    own += ["--budget", f"{STUDY_SHARE * row.seconds:.0f}s", "--foreign-load", str(foreign_load)]
+    own += ["--budget", f"{STUDY_SHARE * row.seconds:.0f}s", "--verify", f"{VERIFY_SHARE * row.seconds:.0f}s"]
+    own += ["--foreign-load", str(foreign_load)]
     variables = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH", "")))),
@@ -159,45 +165,44 @@ def tuned(row: Row, foreign_load: float) -> Recommendation:
     command = [sys.executable, "-m", "steptune", "tune", *own, "--", *row.command]
     done = subprocess.run(command, cwd=row.work, env=variables, capture_output=True, text=True, timeout=row.seconds)
     print(done.stdout, flush=True)
-    if done.returncode:
+    verification = beside / "results" / "verification.json"
+    if done.returncode and not verification.exists():  # with one, the losses differ, which it says itself
         raise RowError(f"`steptune tune` ended with status {done.returncode}: {done.stderr[-LOG_CHARACTERS:]}")
-    return load_recommendation(beside / "results" / "steptune.json")
+    found = None
+    if verification.exists():
+        found = msgspec.json.decode(verification.read_bytes(), type=ScriptVerification)
+    return load_recommendation(beside / "results" / "steptune.json"), found
 
 
-def verify(row: Row, recommendation: Recommendation, foreign_load: float) -> Iterator[tuple[str, dict]]:
-    """Each way into the script beside the unchanged one, in as many starts as the time allows."""
+def verify_diff(row: Row, recommendation: Recommendation, foreign_load: float) -> dict:
+    """The script as the diff changes it beside the unchanged one, in as many starts as the time allows."""
+    if row.left_s < LEAST_LEFT_SHARE * row.seconds:
+        return {"refused": f"no time was left: {row.left_s:.0f} s"}
     log = row.work.parent / "look.log"
     look, ended = look_at(row.command, row.work, log, UNCHANGED, frozen_seed=0)
     if look is None:
         raise RowError(f"the unchanged script ended with status {ended.status}: {log.read_text()[-LOG_CHARACTERS:]}")
     with closing(look):
-        block_s = 0.0
-        for way in WAYS:
-            try:
-                if block_s and row.left_s < look.seconds + LEAST_BLOCKS * block_s:
-                    raise RowError(f"no time was left for {LEAST_BLOCKS} runs of each side, at {block_s:.0f} s a pair")
-                found = beside_unchanged(row, look, recommendation, way, row.left_s, foreign_load)
-                block_s = found["seconds"] / found["blocks"]
-                yield way, {**found, "look_seconds": round(look.seconds, 1)}
-            except SteptuneError as error:  # the other way is measured all the same
-                yield way, {"refused": str(error)}
+        try:
+            return beside_unchanged(row, look, recommendation, row.left_s, foreign_load)
+        except SteptuneError as error:
+            return {"refused": str(error)}
 
 
 def beside_unchanged(
-    row: Row, look: Look, recommendation: Recommendation, way: str, longest_s: float, foreign_load: float
+    row: Row, look: Look, recommendation: Recommendation, longest_s: float, foreign_load: float
 ) -> dict:
     began = time.monotonic()
     settings = MeasureSettings(foreign_cpu_share=foreign_load)
-    with changed_by(recommendation, way, row.command) as changed:
+    with changed_by(recommendation, "diff", row.command) as changed:
         found = verified(
             look, changed, num_blocks=MOST_BLOCKS, settings=settings, say=lambda text: None, longest_s=longest_s
         )
+    diff = script_diff(recommendation)
+    edited = sum(text.startswith(("-", "+")) for text in diff.diff.splitlines())
+    headers = 2 * len(diff.texts)
     line = told_of(found, recommendation)
-    if way == "diff":
-        diff = script_diff(recommendation)
-        edited = sum(text.startswith(("-", "+")) for text in diff.diff.splitlines())
-        headers = 2 * len(diff.texts)
-        line |= {"lines": edited - headers, "options": list(diff.options), "left_out": diff.left_out}
+    line |= {"lines": edited - headers, "options": list(diff.options), "left_out": diff.left_out}
     return {**line, "seconds": round(time.monotonic() - began, 1)}
 
 

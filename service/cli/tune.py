@@ -169,6 +169,14 @@ def tune(
     ] = None,
     foreign_load: ForeignLoad = MeasureSettings().foreign_cpu_share,
     quiet_machine: QuietMachine = False,
+    verify: Annotated[
+        str | None,
+        typer.Option(
+            help="For a command: then run the script with and without the recommendation in turns, for about this "
+            "long, like 2m.",
+            show_default=False,
+        ),
+    ] = None,
     output_folder: Output = None,
     database: Database = None,
     python: Python = None,
@@ -197,9 +205,11 @@ def tune(
     if command is not None:
         _check_command(context, command, workload)
         way = _way(database, None, None, output_folder, None, as_json=as_json)
+        verify_s = parse_duration_s(verify) if verify else None
         with opened_store(way.settings) as store:
-            _tune_script(command, settings, store, way)
+            _tune_script(command, settings, store, way, verify_s)
         return
+    refuse_options(context, ("verify",), "scripts")
     workload = require_workload(workload, "tune")
     from steptune.service.launched import num_hosts_of, num_ranks_of, refuse_launcher
     from steptune.service.studies import new_study
@@ -366,15 +376,21 @@ def _check_command(context: typer.Context, command: Sequence[str], workload: str
         say(f"the script gets {', '.join(passed)}: write options of `steptune tune` before `--`", style="dim")
 
 
-def _tune_script(command: tuple[str, ...], settings: StudySettings, store: SqlStudyStore, way: _Way) -> None:
+def _tune_script(
+    command: tuple[str, ...], settings: StudySettings, store: SqlStudyStore, way: _Way, verify_s: float | None
+) -> None:
+    from steptune.service.cli.verify import verify_answer
     from steptune.service.script_profile import print_recognised
     from steptune.service.script_study import choices_of, new_script_study, print_choices, print_start, why_nothing
     from steptune.tuner.scripts.runner import ScriptRunner
+    from steptune.tuner.scripts.verification import UNCHANGED
 
     name_links_out()
+    variables = None if verify_s is None else UNCHANGED
     with contextlib.ExitStack() as opened:
         with interruptible():
-            look = opened.enter_context(contextlib.closing(look_of(command, Path.cwd(), frozen_seed=settings.seed)))
+            look = look_of(command, Path.cwd(), variables, frozen_seed=settings.seed)
+            opened.enter_context(contextlib.closing(look))
             study = new_script_study(look, settings, way.settings)
             runner = ScriptRunner(look, Path(study.directory), seed=settings.seed)
             opened.enter_context(contextlib.closing(runner))
@@ -386,7 +402,10 @@ def _tune_script(command: tuple[str, ...], settings: StudySettings, store: SqlSt
             print_start(errors, look)
         if not choices.tried:
             raise ChoiceError(why_nothing(choices))
-        _run_script(study, store, way, runner, is_new=True)
+        recommendation = _run_script(study, store, way, runner, is_new=True)
+        if verify_s is not None:
+            target = (way.folder or RESULTS / study.study_id) / "verification.json"
+            verify_answer(look, recommendation, settings.measure, verify_s, target, is_silent=way.as_json)
 
 
 def _resume_script(study: Study, store: SqlStudyStore, way: _Way, more_s: float | None) -> None:
@@ -407,7 +426,7 @@ def _resume_script(study: Study, store: SqlStudyStore, way: _Way, more_s: float 
         _run_script(study, store, way, runner, is_new=False)
 
 
-def _run_script(study: Study, store: SqlStudyStore, way: _Way, runner: ScriptRunner, *, is_new: bool) -> None:
+def _run_script(study: Study, store: SqlStudyStore, way: _Way, runner: ScriptRunner, *, is_new: bool) -> Recommendation:
     from steptune.service.deleting import run_by_this_command
     from steptune.service.studies import discarded_unless_recorded
 
@@ -417,6 +436,7 @@ def _run_script(study: Study, store: SqlStudyStore, way: _Way, runner: ScriptRun
         # Trials of a script take no turns with the baseline: an earlier one says nothing of the machine's load now.
         recommendation = _driven(study, store, way, runner, None, measured_anew=not is_new)
     _tell(study, store, way, recommendation)
+    return recommendation
 
 
 def _run(study: Study, store: SqlStudyStore, way: _Way, launch: Launch | None, *, is_new: bool) -> None:

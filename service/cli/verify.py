@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 from rich.markup import escape
 
@@ -23,6 +24,7 @@ from steptune.tuner.records import MeasureSettings, Recommendation, Study
 from steptune.tuner.workloads.reference import command_of, is_command
 
 if TYPE_CHECKING:
+    from steptune.tuner.scripts.look import Look
     from steptune.tuner.scripts.verification import Changed
 
 OF_SCRIPTS = ("by", "edited", "blocks")
@@ -167,3 +169,48 @@ def _verify_script(
     else:
         print_script_verification(output, found, recommendation)
     return found.same
+
+
+def verify_answer(
+    look: Look,
+    recommendation: Recommendation,
+    settings: MeasureSettings,
+    longest_s: float,
+    target: Path,
+    *,
+    is_silent: bool,
+) -> None:
+    """Verify a study's answer in its script by the study's own inspection, and write the result as JSON.
+
+    Args:
+        longest_s: Seconds after which no further runs begin, once there are enough for an interval.
+        is_silent: Whether nothing is printed.
+
+    Raises:
+        typer.Exit: The losses differ.
+    """
+    from steptune.service.interrupts import interruptible
+    from steptune.service.script_verification import changed_by, print_script_verification, verified
+    from steptune.tuner.search.confirmation import MAX_BLOCKS
+
+    if recommendation.candidate.is_baseline or recommendation.in_script is None:
+        say("the recommendation changes nothing in the script: there is nothing to verify", style="dim")
+        return
+    with (
+        interruptible(),
+        changed_by(recommendation, "enable", look.command) as changed,
+        errors.status("starting") as status,
+    ):
+        found = verified(
+            look,
+            changed,
+            num_blocks=MAX_BLOCKS,
+            settings=settings,
+            say=lambda text: status.update(escape(text)),
+            longest_s=longest_s,
+        )
+    target.write_bytes(msgspec.json.encode(found))
+    if not is_silent:
+        print_script_verification(output, found, recommendation)
+    if not found.same:
+        raise typer.Exit(1)

@@ -8,9 +8,12 @@ import subprocess
 import sys
 import time
 
+import msgspec
 import psutil
 import pytest
 from script_runs import ROOT, VARIABLES, ScriptFolder
+
+from steptune.tuner.scripts.verification import ScriptVerification
 
 STEPTUNE = (sys.executable, "-m", "steptune")
 SCREEN_LINES = 24
@@ -50,6 +53,53 @@ def test_a_user_sees_what_was_recognised_what_is_tried_and_the_answer_on_a_scree
     assert refused.returncode == 2
     assert "cannot change a training script" in " ".join(refused.stderr.split())
     assert "tuned a script" in steptune(folder, "show", "last", "--plan").stderr
+
+
+SLOW_STORAGE = """
+import time
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+
+class Slow(Dataset):
+    def __len__(self):
+        return 4000
+
+    def __getitem__(self, index):
+        time.sleep(0.01)
+        return torch.full((8,), index / 4000)
+
+
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in DataLoader(Slow(), batch_size=8):
+    (model(batch) - batch).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_an_answer_is_verified_in_the_script_by_the_same_command(folder: ScriptFolder) -> None:
+    """Two workers sleep beside the training: a busy machine changes nothing about that."""
+    (folder.path / "slow.py").write_text(SLOW_STORAGE)
+    output = folder.path.parent / "results"
+    options = ("--budget", "90s", "--trials", "3", "--only", "data_loading", "--output", str(output))
+
+    done = steptune(folder, "tune", *options, "--verify", "1s", "--", sys.executable, "slow.py")
+
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[:2] for line in done.stdout.splitlines() if line.startswith("own")] == [
+        ["own", "speed"],
+        ["own", "loss"],
+    ]
+    found = msgspec.json.decode((output / "verification.json").read_bytes(), type=ScriptVerification)
+    assert found.same
+    assert found.gain.num_blocks == 2
+    assert found.gain.ratio > 1.2
+    refused = steptune(folder, "tune", "--verify", "1s", "slow.py:Slow")
+    assert refused.returncode == 2
+    assert "--verify is for scripts only" in refused.stderr
 
 
 def test_a_script_that_fails_comes_through_word_by_word(folder: ScriptFolder) -> None:

@@ -29,6 +29,7 @@ from steptune.tuner.scripts.look import Look
 from steptune.tuner.scripts.runner import ScriptRunner
 from steptune.tuner.scripts.starts import Start
 from steptune.tuner.search.confirmation import LEAST_BLOCKS, judge, plan_blocks
+from steptune.tuner.search.specs import measure_settings
 from steptune.tuner.search.verification import FALL_SHARE, SPREADS
 
 LOSS_SHARE = 0.01
@@ -36,6 +37,11 @@ LOSS_SHARE = 0.01
 loss does not fall.
 """
 STARTS_ON_CPU = "the host's memory layout differs between new processes, but not between forks of one copy"
+WINDOWS_SHARE = 0.1
+"""Maximum time of a run's windows, as a share of the inspection's time. A run costs about half an inspection and more;
+runs differ by more than their windows do, so further runs narrow an interval more than longer windows (Cochran,
+"Sampling Techniques" (1977), section 10.6, for the optimum of two stages).
+"""
 UNCHANGED = {OUTSIDE: ""}
 """Environment variables for the unchanged script, so that a call of `steptune.enable()` in it does nothing."""
 
@@ -110,6 +116,7 @@ def verify_script(
         BaselineError: The unchanged script could not be timed.
         RecommendationError: The changed script could not be timed.
     """
+    settings = measure_settings(settings, WINDOWS_SHARE * look.seconds)
     begun = _Blocks(look, changed, directory, num_blocks, settings, seed, time.monotonic() + longest_s, say)
     reason = STARTS_ON_CPU if shares_layout(look) else look.why_no_copy or ("" if look.copy else "none was requested")
     if not reason:

@@ -51,6 +51,8 @@ TINY = ("--tiny", "--compile", "0")
 LIBRARIES = ROOT / ".venv-exports-accelerate" / "bin" / "python"
 STUDY_SHARE, VERIFY_SHARE = 0.55, 0.33
 """Shares of a row's seconds for the study, and for verifying its answer."""
+PATIENCE = 2.0
+"""Multiple of a row's seconds after which its command is ended: one that takes too long says so by its time."""
 MOST_BLOCKS = 12
 LEAST_LEFT_SHARE = 0.25
 """Least share of a row's seconds in which the diff is verified."""
@@ -163,7 +165,9 @@ def tuned(row: Row, foreign_load: float) -> tuple[Recommendation, ScriptVerifica
         "STEPTUNE_DATA_DIRECTORY": str(beside / "data"),
     }
     command = [sys.executable, "-m", "steptune", "tune", *own, "--", *row.command]
-    done = subprocess.run(command, cwd=row.work, env=variables, capture_output=True, text=True, timeout=row.seconds)
+    done = subprocess.run(
+        command, cwd=row.work, env=variables, capture_output=True, text=True, timeout=PATIENCE * row.seconds
+    )
     print(done.stdout, flush=True)
     verification = beside / "results" / "verification.json"
     if done.returncode and not verification.exists():  # with one, the losses differ, which it says itself

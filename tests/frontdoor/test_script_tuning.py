@@ -84,7 +84,7 @@ def test_an_answer_is_verified_in_the_script_by_the_same_command(folder: ScriptF
     """Two workers sleep beside the training: a busy machine changes nothing about that."""
     (folder.path / "slow.py").write_text(SLOW_STORAGE)
     output = folder.path.parent / "results"
-    options = ("--budget", "90s", "--trials", "3", "--only", "data_loading", "--output", str(output))
+    options = ("--budget", "200s", "--trials", "3", "--only", "data_loading", "--output", str(output))
 
     done = steptune(folder, "tune", *options, "--verify", "1s", "--", sys.executable, "slow.py")
 

@@ -81,7 +81,7 @@ for batch in DataLoader(Slow(), batch_size=8):
 
 
 def test_an_answer_is_verified_in_the_script_by_the_same_command(folder: ScriptFolder) -> None:
-    """Two workers sleep beside the training: a busy machine changes nothing about that."""
+    """Loader workers that sleep take no core, so that they gain on a busy machine, too."""
     (folder.path / "slow.py").write_text(SLOW_STORAGE)
     output = folder.path.parent / "results"
     options = ("--budget", "200s", "--trials", "3", "--only", "data_loading", "--output", str(output))

@@ -38,9 +38,9 @@ loss does not fall.
 """
 STARTS_ON_CPU = "the host's memory layout differs between new processes, but not between forks of one copy"
 WINDOWS_SHARE = 0.1
-"""Maximum time of a run's windows, as a share of the inspection's time. A run costs about half an inspection and more;
-runs differ by more than their windows do, so further runs narrow an interval more than longer windows (Cochran,
-"Sampling Techniques" (1977), section 10.6, for the optimum of two stages).
+"""Maximum time of a run's windows, as a share of the inspection's time. Runs
+differ by more than their windows do, and starting one takes a large part of an inspection: an interval narrows more by
+further runs than by longer windows (Cochran, "Sampling Techniques" (1977), chapter 10, for samples in two stages).
 """
 UNCHANGED = {OUTSIDE: ""}
 """Environment variables for the unchanged script, so that a call of `steptune.enable()` in it does nothing."""

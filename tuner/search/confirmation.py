@@ -13,8 +13,8 @@ does not depend on the gain, so this favours no verdict (an internal pilot study
 How much runs differ is known from more than the blocks: from all runs of the same two configurations in the study.
 That makes even two blocks informative. The run that selected the winner is a lucky one: where both sides scatter
 alike, it is left out. Where the sides clearly differ each has a scatter of its own (Welch). Where the blocks' ratios
-scatter clearly more or clearly less than that, their own scatter counts: they then reflect something that single runs
-do not, such as a load that both sides of a block share.
+scatter clearly more than that, or at least three of them clearly less, their own scatter counts: they then reflect
+something that single runs do not, such as a load that both sides of a block share.
 
 Intervals are those of Student, widened for the number of finalists, so that they hold for all finalists at once and
 choosing the best of them is allowed. Finalists that are compared with the same starts of the baseline err together:

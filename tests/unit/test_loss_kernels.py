@@ -10,6 +10,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
 pytest.importorskip("triton", reason="kernels need triton")
 
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import default_collate
 
 from steptune.kernels import fcos3d, simota
@@ -24,6 +25,7 @@ WORKLOADS = {
 }
 
 
+WAITING = ("tensor", "as_tensor", "new_tensor", "item", "tolist", "nonzero", "__bool__", "__float__", "__int__", "cpu")
 YAW_ERROR = 5e-7
 """Error of the polynomial, and of rounding numbers up to pi to FP32 twice."""
 
@@ -63,6 +65,33 @@ def test_a_workload_s_loss_has_a_use_for_its_kernel_and_then_calls_it(name: str)
     use_kernel(model, name, workload)
     assert used_kernels(model, workload=workload) == {name}
     assert used_kernels(model, workload=WORKLOADS[name]()) == frozenset()
+
+
+class NothingFromTheHost(TorchFunctionMode):
+    """Rejects calls that copy between host and device and so wait for it."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        assert getattr(function, "__name__", "") not in WAITING, f"{function} waits for the device"
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_with_the_kernel_the_loss_never_waits_for_the_device(name: str) -> None:
+    """So that a CUDA graph can record it."""
+    workload = WORKLOADS[name]()
+    model = use_kernel(workload.model().to(DEVICE), name, workload)
+    samples = [workload.dataset()[number] for number in range(workload.global_batch)]
+    batch = {key: tensor.to(DEVICE) for key, tensor in default_collate(samples).items()}
+    batch = workload.batch_transform(batch)
+    workload.loss(model, batch)  # compiles the kernels
+    with NothingFromTheHost():
+        workload.loss(model, batch)
+    if DEVICE.type == "cuda":
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            workload.loss(model, batch).backward()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
 
 
 def test_a_second_job_of_the_workload_finds_the_loss_replaced() -> None:

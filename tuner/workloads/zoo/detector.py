@@ -9,6 +9,7 @@ the data (see `simota`), which `fused_kernels` replaces by few operators on tens
 from __future__ import annotations
 
 import math
+from itertools import chain
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from steptune.kernels.simota import Assigner
 from steptune.tuner.workloads.adapters.random_data import POOL_SIZE, random_bytes, with_normal_pixels
 from steptune.tuner.workloads.arguments import check_multiple
 from steptune.tuner.workloads.workload import NamedParameters, Workload
-from steptune.tuner.workloads.zoo.padded_simota import Candidates, find_all
+from steptune.tuner.workloads.zoo.padded_simota import Candidates, filled, find_all
 from steptune.tuner.workloads.zoo.simota import Boxes, Places, assign, complete_overlap, corners, decode
 
 STRIDES = (8, 16, 32)
@@ -226,7 +227,8 @@ def padded_loss(
         xywh: Padded boxes (B, G, 4).
         labels: (B, G).
     """
-    anchors = [xywh.new_tensor(own) * (size / 640 / stride) for own, stride in zip(ANCHORS, STRIDES, strict=True)]
+    sizes = filled(xywh, list(chain.from_iterable(chain.from_iterable(ANCHORS)))).view(len(ANCHORS), -1, 2)
+    anchors = [own * (size / 640 / stride) for own, stride in zip(sizes, STRIDES, strict=True)]
     levels = [find_all(raw, xywh, labels, own) for raw, own in zip(predictions, anchors, strict=True)]
     total = xywh.new_zeros(())
     for raw, level, box, balance in zip(
@@ -235,7 +237,7 @@ def padded_loss(
         learns = box >= 0
         count = learns.sum().clamp(min=1)
         index = box.clamp(min=0)
-        scale = raw.new_tensor([raw.shape[3], raw.shape[2]]).repeat(2)
+        scale = filled(raw, (raw.shape[3], raw.shape[2])).repeat(2)
         wanted = xywh.take_along_dim(index[..., None], 1) * scale
         iou = complete_overlap(level.boxes.flatten(0, 1), wanted.flatten(0, 1)).view_as(index)
         overlap = torch.where(learns, iou.detach(), 0.0).clamp(min=0)
@@ -257,7 +259,7 @@ def _assigned(
     # In pixels of the first level's cells: overlaps do not depend on the unit.
     boxes = torch.cat([level.boxes.detach() * stride for level, stride in zip(levels, STRIDES, strict=True)], 1)
     height, width = levels[0].cells
-    wanted = xywh * (xywh.new_tensor([width, height]).repeat(2) * STRIDES[0])
+    wanted = xywh * (filled(xywh, (width, height)).repeat(2) * STRIDES[0])
     valid = torch.cat([level.counts for level in levels], 1)
     found = assigner(corners(boxes), raw[..., 4], raw[..., 5:], corners(wanted), labels, valid_bm=valid)
     return list(found.split([level.place.shape[1] for level in levels], 1))

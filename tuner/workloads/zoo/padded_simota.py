@@ -8,6 +8,7 @@ Shapes: B images, G boxes of an image, A anchors of a cell, M = 5 A G candidates
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,14 +45,14 @@ def find_all(predictions: torch.Tensor, xywh: torch.Tensor, labels: torch.Tensor
         anchors: (A, 2), widths and heights in cells.
     """
     batch, num_anchors, height, width, _ = predictions.shape
-    scale = xywh.new_tensor([width, height])
+    scale = filled(xywh, (width, height))
     centre, size = xywh[..., :2] * scale, xywh[..., 2:] * scale
     ratio = size[:, None] / anchors[:, None]
     fits = (torch.maximum(ratio, 1 / ratio).amax(3) < ANCHOR_RATIO) & (labels >= 0)[:, None]
     left, top = ((centre % 1 < NEIGHBOUR) & (centre > 1)).unbind(2)
     right, bottom = (((scale - centre) % 1 < NEIGHBOUR) & (scale - centre > 1)).unbind(2)
     near = torch.stack([torch.ones_like(left), left, top, right, bottom], 1)
-    steps = xywh.new_tensor([[0, 0], [1, 0], [0, 1], [-1, 0], [0, -1]]) * NEIGHBOUR
+    steps = filled(xywh, (0, 0, 1, 0, 0, 1, -1, 0, 0, -1)).view(5, 2) * NEIGHBOUR
     column, row = (centre[:, None] - steps[:, None]).long().unbind(3)
     row, column = row.clamp(0, height - 1), column.clamp(0, width - 1)
     anchor = torch.arange(num_anchors, device=xywh.device)[:, None]
@@ -69,3 +70,10 @@ def find_all(predictions: torch.Tensor, xywh: torch.Tensor, labels: torch.Tensor
         boxes=torch.cat([middle, extent], -1),
         cells=(height, width),
     )
+
+
+def filled(like: torch.Tensor, values: Sequence[float]) -> torch.Tensor:
+    """Return numbers as a vector with the dtype and device of `like`. They are written on the device: a copy from the
+    host would wait for it, and no CUDA graph can record one.
+    """
+    return torch.cat([like.new_full((1,), value) for value in values])

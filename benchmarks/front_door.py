@@ -49,7 +49,7 @@ NAMES = ("bert_trainer", "vit_accelerate", "nano_gpt", "resnet_ema", "ddpm_unet"
 ON_CPU = ("slow_files", *NAMES)
 TINY = ("--tiny", "--compile", "0")
 LIBRARIES = ROOT / ".venv-exports-accelerate" / "bin" / "python"
-STUDY_SHARE, VERIFY_SHARE = 0.55, 0.33
+STUDY_SHARE, VERIFY_SHARE = 0.55, 0.43
 """Shares of a row's seconds for the study, and for verifying its answer."""
 PATIENCE = 2.0
 """Multiple of a row's seconds after which its command is ended: one that takes too long says so by its time."""

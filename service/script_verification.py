@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from steptune.service.store import SqlStudyStore
 from steptune.tuner.errors import ChoiceError, RecommendationError, StoreError, StudyNotFoundError
 from steptune.tuner.export.base import headline
 from steptune.tuner.export.native import NativeJson
-from steptune.tuner.records import Candidate, MeasureSettings, Recommendation, Study
+from steptune.tuner.records import Candidate, MeasureSettings, Recommendation, Study, TrialResult
 from steptune.tuner.scripts.agent import OUTSIDE
 from steptune.tuner.scripts.diff import script_diff
 from steptune.tuner.scripts.look import Look
@@ -99,12 +99,22 @@ def verified(
     settings: MeasureSettings,
     say: Callable[[str], None],
     longest_s: float = math.inf,
+    earlier: Mapping[str, Sequence[TrialResult]] | None = None,
 ) -> ScriptVerification:
-    """Run both scripts side by side, and compare them; their logs are removed at the end."""
+    """Run both scripts side by side, and compare them, as `verify_script` does; their logs are removed at the end."""
     with tempfile.TemporaryDirectory(prefix="steptune-verify-") as folder:
         (Path(folder) / "logs").mkdir()
-        limits: dict[str, Any] = {"num_blocks": num_blocks, "longest_s": longest_s}
+        limits: dict[str, Any] = {"num_blocks": num_blocks, "longest_s": longest_s, "earlier": earlier}
         return verify_script(look, changed, Path(folder), settings=settings, say=say, **limits)
+
+
+def good_results(store: SqlStudyStore, study_id: str) -> dict[str, list[TrialResult]]:
+    """Return the results of a study's trials that count, by candidate key."""
+    found: dict[str, list[TrialResult]] = {}
+    for trial in store.trials(study_id):
+        if trial.result is not None and trial.result.ok:
+            found.setdefault(trial.candidate.key, []).append(trial.result)
+    return found
 
 
 def print_script_verification(

@@ -382,6 +382,7 @@ def _tune_script(
     from steptune.service.cli.verify import verify_answer
     from steptune.service.script_profile import print_recognised
     from steptune.service.script_study import choices_of, new_script_study, print_choices, print_start, why_nothing
+    from steptune.service.script_verification import good_results
     from steptune.tuner.scripts.runner import ScriptRunner
     from steptune.tuner.scripts.verification import UNCHANGED
 
@@ -405,7 +406,8 @@ def _tune_script(
         recommendation = _run_script(study, store, way, runner, is_new=True)
         if verify_s is not None:
             target = (way.folder or RESULTS / study.study_id) / "verification.json"
-            verify_answer(look, recommendation, settings.measure, verify_s, target, is_silent=way.as_json)
+            earlier = good_results(store, study.study_id)
+            verify_answer(look, recommendation, settings.measure, earlier, verify_s, target, is_silent=way.as_json)
 
 
 def _resume_script(study: Study, store: SqlStudyStore, way: _Way, more_s: float | None) -> None:

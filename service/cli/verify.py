@@ -4,6 +4,7 @@ script.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,7 +21,7 @@ from steptune.service.cli.scripts import look_of
 from steptune.service.store import SqlStudyStore
 from steptune.tuner.errors import ChoiceError
 from steptune.tuner.hardware import check_platform
-from steptune.tuner.records import MeasureSettings, Recommendation, Study
+from steptune.tuner.records import MeasureSettings, Recommendation, Study, TrialResult
 from steptune.tuner.workloads.reference import command_of, is_command
 
 if TYPE_CHECKING:
@@ -175,6 +176,7 @@ def verify_answer(
     look: Look,
     recommendation: Recommendation,
     settings: MeasureSettings,
+    earlier: Mapping[str, Sequence[TrialResult]],
     longest_s: float,
     target: Path,
     *,
@@ -183,6 +185,7 @@ def verify_answer(
     """Verify a study's answer in its script by the study's own inspection, and write the result as JSON.
 
     Args:
+        earlier: Good results of the study by candidate key, for the scatter of runs.
         longest_s: Seconds after which no further runs begin, once there are enough for an interval.
         is_silent: Whether nothing is printed.
 
@@ -208,6 +211,7 @@ def verify_answer(
             settings=settings,
             say=lambda text: status.update(escape(text)),
             longest_s=longest_s,
+            earlier=earlier,
         )
     target.write_bytes(msgspec.json.encode(found))
     if not is_silent:

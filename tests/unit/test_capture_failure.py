@@ -183,9 +183,29 @@ class TestHostReads:
 
         for workload, reads in ((Reading(), True), (Everything(), False)):
             job = assemble(workload, Plan(), device=CPU)
-            found = look_at_model(job, next(iter(job))).host_read
+            look = look_at_model(job, next(iter(job)))
+            found = look.host_read
             assert ("aten::_local_scalar_dense" in found and "loss.item()" in found) == reads
             assert bool(found) == reads
+            assert look.host_read_in_loss == found
+
+    def test_a_read_in_the_model_is_none_of_the_loss(self) -> None:
+        class Reads(nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return x * float(x.sum() > 0)
+
+        model = Reads()
+        reads = HostReads(CPU)
+        with reads.mode(), reads.loss_of(model):
+            loss = model(torch.ones(3)).sum()
+            first = reads.found
+            assert not reads.found_in_loss
+            if loss > 0:
+                loss = loss * 2
+        assert first
+        assert reads.found == first
+        assert "if loss > 0" in reads.found_in_loss
+        assert not model._forward_hooks
 
 
 def test_the_operator_that_fails_is_known_and_no_other() -> None:

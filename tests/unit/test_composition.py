@@ -208,6 +208,20 @@ class TestConflict:
         assert conflict(recorded.with_choice("compile", {"mode": "default"}), CUDA, reading) is None
         assert conflict(recorded, CUDA, PLAIN) is None
 
+    def test_a_loss_that_reads_from_the_device_is_recorded_with_a_kernel_that_does_not(self) -> None:
+        """Compiling the model leaves the loss as it is."""
+        recorded = Candidate(choices={"cuda_graph": {"scope": "step"}})
+        compiled = recorded.with_choice("compile", {"mode": "default"})
+        model = replace(PLAIN.model, kernel_refusals={"fcos3d": "", "window_attention": ""})
+        reading = replace(PLAIN, model=model, host_read=READS, host_read_in_loss=READS)
+        for other in (compiled, compiled.with_choice("fused_kernels", {"window_attention": True})):
+            assert READS in (conflict(other, CUDA, reading) or "")
+        assert conflict(recorded.with_choice("fused_kernels", {"fcos3d": True}), CUDA, reading) is None
+        elsewhere = replace(reading, host_read="aten::item (model.py, line 1: x.item())")
+        fused = compiled.with_choice("fused_kernels", {"fcos3d": True})
+        assert conflict(fused, CUDA, elsewhere) is None
+        assert "model.py" in (conflict(recorded.with_choice("fused_kernels", {"fcos3d": True}), CUDA, elsewhere) or "")
+
     def test_what_reads_for_masks_alone_is_recorded_where_there_are_none(self) -> None:
         recorded = Candidate(choices={"cuda_graph": {"scope": "step"}, "attention_mask": {"is_causal": True}})
         model = replace(PLAIN.model, mask_refusal="")

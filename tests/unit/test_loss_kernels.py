@@ -75,6 +75,7 @@ class NothingFromTheHost(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_with_the_kernel_the_loss_never_waits_for_the_device(name: str) -> None:
     """So that a CUDA graph can record it."""

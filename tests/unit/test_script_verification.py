@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
+from builders import sample_result
 
+from steptune.service.script_verification import good_results
 from steptune.tuner.records import Gain, Interval
+from steptune.tuner.records.trials import Failure, FailureKind
 from steptune.tuner.scripts.failures import last_line_of
 from steptune.tuner.scripts.verification import compare_losses
 
@@ -77,3 +81,11 @@ def test_an_unchanged_script_without_a_finite_loss_is_not_laid_on_the_changed_on
 )
 def test_a_scripts_own_error_is_told_before_what_was_not_changed(said: str, last: str) -> None:
     assert last_line_of(said) == last
+
+
+def test_a_verification_right_after_a_study_counts_the_scatter_of_its_good_runs() -> None:
+    """Runs that failed, and runs of other candidates, say nothing about it."""
+    good, failed = sample_result(), sample_result(failure=Failure(kind=FailureKind.CRASH, phase="build", message=""))
+    trials = [SimpleNamespace(candidate=each.candidate, result=each) for each in (good, failed, good)]
+    store = SimpleNamespace(trials=lambda study_id: [*trials, SimpleNamespace(candidate=good.candidate, result=None)])
+    assert good_results(store, "study") == {good.candidate.key: [good, good]}

@@ -103,6 +103,7 @@ def verify_script(
     settings: MeasureSettings,
     seed: int = 0,
     longest_s: float = math.inf,
+    earlier: Mapping[str, Sequence[TrialResult]] | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> ScriptVerification:
     """Time both scripts in blocks, and compare their losses.
@@ -111,13 +112,16 @@ def verify_script(
         look: Inspection of the unchanged script, whose frozen copy is used if there is one.
         directory: Directory for logs.
         longest_s: Seconds after which no further block begins, once there are enough for an interval.
+        earlier: Good results of a study that has just ended, by candidate key: their scatter counts with that of the
+            blocks, their speeds do not.
 
     Raises:
         BaselineError: The unchanged script could not be timed.
         RecommendationError: The changed script could not be timed.
     """
     settings = measure_settings(settings, WINDOWS_SHARE * look.seconds)
-    begun = _Blocks(look, changed, directory, num_blocks, settings, seed, time.monotonic() + longest_s, say)
+    end_s = time.monotonic() + longest_s
+    begun = _Blocks(look, changed, directory, num_blocks, settings, seed, end_s, earlier or {}, say)
     reason = STARTS_ON_CPU if shares_layout(look) else look.why_no_copy or ("" if look.copy else "none was requested")
     if not reason:
         try:
@@ -149,6 +153,7 @@ class _Blocks:
     settings: MeasureSettings
     seed: int
     end_s: float
+    earlier: Mapping[str, Sequence[TrialResult]]
     say: Callable[[str], None]
 
     def compared(self, today: ScriptRunner, changed: ScriptRunner, *, forked: bool) -> ScriptVerification:
@@ -182,7 +187,7 @@ class _Blocks:
                 losses[candidate.key].append([math.nan if loss is None else loss for loss in seen["losses"]])
                 missing = tuple(seen["missing"]) or missing
             longest_s = max(longest_s, time.monotonic() - began_s)
-        (finalist,) = judge(unchanged.candidate, [self.changed.candidate], blocks)
+        (finalist,) = judge(unchanged.candidate, [self.changed.candidate], blocks, self.earlier)
         assert finalist.gain is not None, "a verification must have at least two blocks, all of them complete"
         found = compare_losses(losses[unchanged.candidate.key], losses[self.changed.candidate.key], finalist.gain)
         return msgspec.structs.replace(found, missing=missing)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from steptune.tuner.errors import CaptureError
@@ -127,11 +129,35 @@ class HostReads:
     """Detector of the first operator of a step for which the host must wait, and of the line that calls it.
 
     It looks at the operators, not at a device, so that a step can be judged before anything is tried.
+
+    Attributes:
+        found: The first such operator; empty if there is none.
+        found_beside_masks: The first that computes no attention mask.
+        found_in_loss: The first that runs after the model's forward pass and before the backward pass.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self.found = self.found_beside_masks = ""
+        self._is_in_loss = False
+        self.found = self.found_beside_masks = self.found_in_loss = ""
+
+    @contextmanager
+    def loss_of(self, model: torch.nn.Module) -> Iterator[None]:
+        """Attribute operators to the loss where they run outside the model's forward pass."""
+
+        def enter(module: torch.nn.Module, args: Any) -> None:
+            self._is_in_loss = False
+
+        def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
+            self._is_in_loss = True
+
+        handles = [model.register_forward_pre_hook(enter), model.register_forward_hook(leave)]
+        try:
+            yield
+        finally:
+            self._is_in_loss = False
+            for handle in handles:
+                handle.remove()
 
     def mode(self) -> Any:
         from torch.utils._python_dispatch import TorchDispatchMode
@@ -140,18 +166,23 @@ class HostReads:
 
         class Watch(TorchDispatchMode):
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                if not outer.found_beside_masks and outer._waits(str(func.name()), args):
+                if outer._is_wanted() and outer._waits(str(func.name()), args):
                     outer._note(str(func.name()), traceback.extract_stack())
                 return func(*args, **(kwargs or {}))
 
         return Watch()  # type: ignore[no-untyped-call]
 
+    def _is_wanted(self) -> bool:
+        return not self.found_beside_masks or (self._is_in_loss and not self.found_in_loss)
+
     def _note(self, name: str, stack: traceback.StackSummary) -> None:
         line = model_line(stack)
         told = f"{name} ({line})" if line else name
         self.found = self.found or told
+        if self._is_in_loss:
+            self.found_in_loss = self.found_in_loss or told
         if not any(frame.filename.endswith(MASKS) for frame in stack):
-            self.found_beside_masks = told
+            self.found_beside_masks = self.found_beside_masks or told
 
     def _waits(self, name: str, args: Any) -> bool:
         if not args or getattr(args[0], "device", None) != self._device:

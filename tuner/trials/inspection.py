@@ -175,6 +175,7 @@ class _Inspection:
             custom_step=workload.has_custom_step,
             host_read=look.host_read,
             host_read_beside_masks=look.host_read_beside_masks,
+            host_read_in_loss=look.host_read_in_loss,
             byte_form=workload.has_byte_form,
             sample_loss=look.loss,
             sample_step_ns=look.step_ns,

@@ -40,6 +40,8 @@ class ModelLook:
     """First operator for whose result the host waits, other than operators that compute an attention mask; empty if
     there is none.
     """
+    host_read_in_loss: str
+    """First such operator between the model's forward pass and the backward pass; empty if there is none."""
     samples: float
     peak_bytes: int
 
@@ -75,6 +77,7 @@ def _look(job: TrainingJob, batch: Any, pieces: int) -> ModelLook:
         fits=pieces == 1,
         host_read="" if own_step else tried.reads.found,
         host_read_beside_masks="" if own_step else tried.reads.found_beside_masks,
+        host_read_in_loss="" if own_step else tried.reads.found_in_loss,
         samples=float(num_samples or 0),
         peak_bytes=tried.peak_bytes if num_samples else 0,
     )
@@ -112,7 +115,8 @@ def _try_step(job: TrainingJob, batch: Any) -> _TriedStep:
         if job.workload.has_custom_step:
             loss = job.workload.training_step(job, batch)
         else:
-            loss = job.loss(batch)
+            with reads.loss_of(job.model):
+                loss = job.loss(batch)
             _check_loss(job, loss)
             loss.backward()
     step_ns = time.perf_counter_ns() - began

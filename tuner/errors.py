@@ -36,6 +36,9 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+COMPILER_MODULES = ("torch._dynamo", "torch._inductor", "torch._functorch")
+"""Modules of the exceptions that torch's compiler raises."""
+
 
 class SteptuneError(ValueError):
     """Base of all errors that are shown to a person without a traceback."""

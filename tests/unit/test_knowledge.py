@@ -163,3 +163,20 @@ class TestNoiseOfWhatIsCalm:
     def test_of_a_pair_is_between_that_of_both(self, knowledge: Knowledge) -> None:
         calm, pair, loud = (knowledge.noise_sd(*of) for of in [(REPLAYED,), (BASELINE, REPLAYED), (BASELINE,)])
         assert pair == pytest.approx(math.sqrt((calm**2 + loud**2) / 2))
+
+
+@pytest.mark.parametrize(("error", "is_known"), [("products.RefusedError", True), ("loader.RefusedError", False)])
+def test_a_failure_that_names_its_strategy_is_not_blamed_on_another(
+    error: str, monkeypatch: pytest.MonkeyPatch, *, is_known: bool
+) -> None:
+    """Also where all the others are known to run."""
+    knowledge = Knowledge(surface_space(SMALL), BASELINE)
+    for name in ("loader", "products"):
+        monkeypatch.setattr(knowledge.space.strategy(name), "raises", (f"{name}.",), raising=False)
+    runner = FakeRunner(SMALL)
+    for one in (BASELINE, LOADER):
+        take_in(knowledge, runner, one)
+    failure = Failure(kind=FailureKind.UNSUPPORTED, phase=Phase.WARM_UP, message="", error=error)
+    result = replace(run_group(runner, BOTH)[0], failure=failure, windows=(), breakdowns=())
+    knowledge.take_in(Outcome(result=result))
+    assert knowledge.known_to_fail(candidate(products=2)) == is_known

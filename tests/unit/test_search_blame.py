@@ -31,6 +31,17 @@ def test_two_failures_with_one_choice_in_common_blame_it_more_than_the_others():
     assert twice.runs(rows((1, 0, 0)))[0] < once.runs(rows((1, 0, 0)))[0]
 
 
+def test_a_failure_that_names_its_choice_leaves_the_others_unsuspected():
+    """But for its pairs: beside another change, the named choice may run."""
+    ran, failed = rows((0, 0, 0)), rows((1, 1, 1))
+    guessed, named = Blame(LEVELS, ran, failed), Blame(LEVELS, ran, failed, [0])
+    others = rows((0, 1, 1))
+    assert guessed.runs(others)[0] < 0.7 < named.runs(others)[0]
+    choice, again = rows((1, 0, 0)), rows((1, 1, 1))
+    assert named.runs(choice)[0] < guessed.runs(choice)[0]
+    assert named.runs(again)[0] < named.runs(choice)[0]
+
+
 def test_memory_adds_up():
     """Each of two choices needs 4 of 20 alone and both fitted; with a third that ran out, the cheaper pair may fit."""
     ran = rows((0, 0, 0), (1, 0, 0), (0, 1, 0))

@@ -135,6 +135,7 @@ class Failure(Record):
         rank: Rank that failed first.
         signal: Signal that ended the process; None where it ended by itself.
         traceback: Traceback of the exception; empty without one.
+        error: Class of the exception with its module; empty without one.
     """
 
     kind: FailureKind
@@ -143,6 +144,7 @@ class Failure(Record):
     rank: int = 0
     signal: int | None = None
     traceback: str = ""
+    error: str = ""
 
 
 class Attempt(Record):

@@ -3,8 +3,9 @@
 A failed run is blamed on those of its choices, and pairs of choices, that no successful run had. The blame of one
 depends on how many others are suspected; the blame of several failures adds up. A choice that failed beside today's
 others may run beside different ones, so a pair of a choice and an unchanged strategy is suspected too, with less
-weight. Memory is modelled separately (`Room`): the needs of choices add up, and a configuration that ran out of memory
-needs more than any that fitted.
+weight. Where the failure names its choice, as an exception of the compiler does, only that choice and its pairs are
+suspected. Memory is modelled separately (`Room`): the needs of choices add up, and a configuration that ran out of
+memory needs more than any that fitted.
 """
 
 from __future__ import annotations
@@ -37,9 +38,12 @@ class Blame:
 
     Args:
         ran, failed: Levels of configurations, one a row; level 0 is the reference's.
+        named: For each failed configuration, the number of the parameter that the failure names; None if it names none.
     """
 
-    def __init__(self, num_levels: list[int], ran: Ints, failed: Ints) -> None:
+    def __init__(
+        self, num_levels: list[int], ran: Ints, failed: Ints, named: Sequence[int | None] | None = None
+    ) -> None:
         self._offsets = np.concatenate([[0], np.cumsum(num_levels)[:-1]]).astype(np.int64)
         self._size = int(sum(num_levels))
         self._touched = np.ones(self._size)
@@ -54,11 +58,12 @@ class Blame:
         both = self._touched[:, None] * self._touched[None, :]
         pair = np.where(self._pair_ran, 0.0, PAIR * self.rate * both)
         np.fill_diagonal(pair, 0.0)
-        for row in self._one_hot(failed):
-            inside = row[:, None] * row[None, :]
-            total = (weights * row).sum() + 0.5 * (pair_weights * inside).sum()
+        for row, parameter in zip(self._one_hot(failed), named or [None] * len(failed), strict=True):
+            suspects = row if parameter is None else row * self._of(parameter)
+            inside = np.maximum(suspects[:, None] * row[None, :], row[:, None] * suspects[None, :])
+            total = (weights * suspects).sum() + 0.5 * (pair_weights * inside).sum()
             if total > 0:
-                single = 1 - (1 - single) * (1 - weights * row / total)
+                single = 1 - (1 - single) * (1 - weights * suspects / total)
                 pair = 1 - (1 - pair) * (1 - pair_weights * inside / total)
         self._single = np.log1p(-np.minimum(single, 0.999))
         self._pair = np.log1p(-np.minimum(pair, 0.999))
@@ -70,6 +75,11 @@ class Blame:
         pair = np.where(self._pair_ran, 0.0, PAIR * both + PAIR_WITH_TODAY * one)
         np.fill_diagonal(pair, 0.0)
         return single, pair
+
+    def _of(self, parameter: int) -> Floats:
+        """Return 1 for the levels of a parameter, and 0 for all others."""
+        numbers = np.searchsorted(self._offsets, np.arange(self._size), side="right") - 1
+        return np.asarray(numbers == parameter, dtype=np.float64)
 
     def _one_hot(self, levels: Ints) -> Floats:
         found = np.zeros((len(levels), self._size))

@@ -195,16 +195,22 @@ class Evidence:
             peaks[levels] = max(result.peak_memory_bytes, peaks.get(levels, 0))
         return peaks
 
-    def did_not_run(self, starts: Sequence[TrialResult], *, out_of_memory: bool) -> list[Levels]:
+    def did_not_run(self, starts: Sequence[TrialResult], *, out_of_memory: bool) -> dict[Levels, int | None]:
         """Return the configurations that ran out of memory (`out_of_memory`), or those that failed otherwise or had no
-        effect. Runs that are void because of other load count as neither.
+        effect, each with the number of the parameter that the failure names; None if it names none. Runs that are void
+        because of other load count as neither.
         """
         ran = self.ran()
-        found = set()
+        found: dict[Levels, int | None] = {}
         for result in starts:
             void = result.failure is None and result.contended and not result.is_rejected
             fails = (not result.ok and not void) or self._knowledge.had_no_effect(result.candidate)
             levels = self._grid.levels_of(result.candidate)
             if fails and levels is not None and levels not in ran and result.ran_out_of_memory is out_of_memory:
-                found.add(levels)
-        return sorted(found)
+                found[levels] = found.get(levels) or self._named(result, levels)
+        return dict(sorted(found.items()))
+
+    def _named(self, result: TrialResult, levels: Levels) -> int | None:
+        """Return the number of the changed parameter whose strategy raises the failure's exception."""
+        changed = (n for n, level in enumerate(levels) if level)
+        return next((n for n in changed if self._grid.parameters[n].strategy.raised(result.failure)), None)

@@ -136,7 +136,8 @@ class History:
     @cached_property
     def _blame(self) -> Blame:
         failed = self.evidence.did_not_run(self.starts, out_of_memory=False)
-        return Blame(self.grid.num_levels, self._rows(list(self.evidence.ran())), self._rows(failed))
+        ran = self._rows(list(self.evidence.ran()))
+        return Blame(self.grid.num_levels, ran, self._rows(list(failed)), list(failed.values()))
 
     @cached_property
     def _room(self) -> Room:
@@ -144,7 +145,7 @@ class History:
         ran_out = self.evidence.did_not_run(self.starts, out_of_memory=True)
         peaks = np.array(list(ran.values()), dtype=np.float64)
         directions = [parameter.memory_directions for parameter in self.grid.parameters]
-        return Room(self.grid.num_levels, self._rows(list(ran)), peaks, self._rows(ran_out), directions)
+        return Room(self.grid.num_levels, self._rows(list(ran)), peaks, self._rows(list(ran_out)), directions)
 
     def runs(self, levels: Ints) -> Floats:
         """Return, for each configuration, the probability that it runs."""

@@ -242,6 +242,7 @@ class Knowledge:
         return any(
             not result.ok
             and not result.ran_out_of_memory
+            and self._names(result) in (None, move.strategy)
             and all(
                 any(other.ok for other in self._results_with(Move(strategy=name, choice=choice)))
                 for name, choice in result.candidate.choices.items()
@@ -249,6 +250,10 @@ class Knowledge:
             )
             for result in with_it
         )
+
+    def _names(self, result: TrialResult) -> str | None:
+        """Return the strategy of the candidate that a failure names by its exception; None if it names none."""
+        return next((n for n in result.candidate.choices if self.space.strategy(n).raised(result.failure)), None)
 
     def _too_large(self, candidate: Candidate) -> bool:
         """Say whether an earlier failure shows that a candidate is too large: the candidate contains the choices that

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeV
 from steptune.tuner.costs.bounds import Savings, Situation, total
 from steptune.tuner.costs.categories import Category
 from steptune.tuner.errors import ChoiceError
-from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, ScriptFacts, WorkloadFacts
+from steptune.tuner.records import Choice, Effect, Environment, Failure, Numerics, Scalar, ScriptFacts, WorkloadFacts
 from steptune.tuner.strategies.cures import Cure
 from steptune.tuner.wording import which_of
 
@@ -212,6 +212,8 @@ class Strategy(ABC):
         usual_realisation: Share of its bound that a choice usually realises, before any was measured; orders trials.
         needs_workload: Reason why no choice can be applied in a training script's own loop; empty where `outside` says
             how.
+        raises: Modules or classes of the exceptions by which a trial refuses its choices: a failure with such an
+            exception is blamed on this strategy.
         exchange_realisation: Usual share for a choice that replaces another one of the incumbent. None means halfway
             between the usual share and 1, because one choice may finish what another began.
     """
@@ -234,6 +236,7 @@ class Strategy(ABC):
     usual_realisation: ClassVar[float] = 0.2
     exchange_realisation: ClassVar[float | None] = None
     needs_workload: ClassVar[str] = ""
+    raises: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -258,6 +261,10 @@ class Strategy(ABC):
     def supports(self, choice: Choice, environment: Environment, workload: WorkloadFacts) -> Support:
         """Say, without running the choice, whether it can be tried here."""
         return Supported()
+
+    def raised(self, failure: Failure | None) -> bool:
+        """Say whether a trial's failure, by its exception, is a refusal of this strategy's choice."""
+        return failure is not None and bool(self.raises) and failure.error.startswith(self.raises)
 
     def cost_s(self, choice: Choice, workload: WorkloadFacts) -> float:
         """Estimate how many seconds longer a trial of this choice takes than an ordinary one, before one was timed."""

@@ -59,7 +59,11 @@ _TEXTS: tuple[tuple[str, str], ...] = (
         "cudaErrorStreamCaptureImplicit",
         "the step uses the legacy default stream: launch its work on torch's current stream",
     ),
-    (WAITS, "the host waits for the device, as .cpu() or creating a device tensor from Python numbers does"),
+    (
+        WAITS,
+        "the host waits for the device, as .cpu(), creating a device tensor from Python numbers, or the gradient of "
+        "torch.prod does",
+    ),
     (
         "cudaErrorStreamCaptureUnsupported",
         "the host waits for the device, or makes a call that is not permitted during recording",

@@ -8,7 +8,14 @@ import shutil
 import signal
 import traceback
 
-from steptune.tuner.errors import CaptureError, PlatformError, RunnerError, SteptuneError, UnsupportedError
+from steptune.tuner.errors import (
+    COMPILER_MODULES,
+    CaptureError,
+    PlatformError,
+    RunnerError,
+    SteptuneError,
+    UnsupportedError,
+)
 from steptune.tuner.records import Failure, FailureKind, Phase
 from steptune.tuner.user_code import is_users, place_of
 
@@ -102,8 +109,7 @@ def _is_disk_full(error: BaseException) -> bool:
 
 
 def _from_compiler(error: BaseException) -> bool:
-    module = type(error).__module__ or ""
-    return module.startswith(("torch._dynamo", "torch._inductor", "torch._functorch"))
+    return (type(error).__module__ or "").startswith(COMPILER_MODULES)
 
 
 def failure_of(error: BaseException, phase: Phase, rank: int) -> Failure:
@@ -115,6 +121,7 @@ def failure_of(error: BaseException, phase: Phase, rank: int) -> Failure:
         message=_first_lines(str(error).strip() if ours else _of_others(error) + _told(error)),
         rank=rank,
         traceback="".join(traceback.format_exception(error))[-8000:],
+        error=f"{type(error).__module__}.{type(error).__qualname__}",
     )
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from steptune.tuner.costs.bounds import Savings, Situation, above_roofline, at_roofline, jointly, removable, without
 from steptune.tuner.costs.categories import Category
+from steptune.tuner.errors import COMPILER_MODULES
 from steptune.tuner.records import Choice, Effect, Environment, Numerics, Scalar, ScriptFacts, WorkloadFacts
 from steptune.tuner.strategies.api import (
     HARDLY,
@@ -75,6 +76,7 @@ class Compile(Strategy):
         Category.LAUNCH_LATENCY,
     )
     cures = (Cure.FUSE_OPERATORS,)
+    raises = COMPILER_MODULES
     usual_realisation = 0.35
     exchange_realisation = 0.15
     recompiles = True

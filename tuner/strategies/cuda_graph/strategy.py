@@ -42,6 +42,7 @@ class CudaGraph(Strategy):
     )
     attacks = (Category.HOST, Category.LAUNCH_LATENCY, Category.OPTIMIZER_HOST, Category.ALLOCATION)
     cures = (Cure.REPLAY_LAUNCHES,)
+    raises = ("steptune.tuner.errors.CaptureError",)
     usual_realisation = 0.7
     trial_cost_s = 5.0
 

@@ -209,8 +209,9 @@ def complete_overlap(predicted: torch.Tensor, wanted: torch.Tensor) -> torch.Ten
     """
     first, second = corners(predicted), corners(wanted)
     shared = (torch.minimum(first[:, 2:], second[:, 2:]) - torch.maximum(first[:, :2], second[:, :2])).clamp(min=0)
-    overlap = shared.prod(dim=1)
-    union = predicted[:, 2:].prod(dim=1) + wanted[:, 2:].prod(dim=1) - overlap + _EPSILON
+    # Products are written out: the gradient of `torch.prod` asks on the host whether a factor is zero.
+    overlap = shared[:, 0] * shared[:, 1]
+    union = predicted[:, 2] * predicted[:, 3] + wanted[:, 2] * wanted[:, 3] - overlap + _EPSILON
     iou = overlap / union
     hull = torch.maximum(first[:, 2:], second[:, 2:]) - torch.minimum(first[:, :2], second[:, :2])
     distance = (predicted[:, :2] - wanted[:, :2]).square().sum(dim=1) / (hull.square().sum(dim=1) + _EPSILON)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 
 import pytest
@@ -44,7 +45,7 @@ IDIOMS = (
         models=("Sequential",),
         items={
             "step": "plain.py:18 in train",
-            "loader": "batches of 8, 96 an epoch, 0 workers, not pinned; plain.py:33 in main",
+            "loader": "batches of 8, 96 an epoch, 0 workers, not pinned",
             "optimizer": "plain.py:35 in main",
             "precision": "FP32, no autocast, no gradient scaler",
             "clipping": "norm at most 1",
@@ -222,3 +223,59 @@ def test_an_idiom_is_recognised_and_computes_the_same(idiom: Idiom, folder: Scri
     seen, expected = losses(run.out), losses(plain.stdout)
     assert len(expected) > len(seen) >= record.num_steps, "the script was ended after its steps were recorded"
     assert seen == expected[: len(seen)], "the hooks change no loss"
+
+
+AUTOCAST_IN_FORWARD = """
+from types import MethodType
+import torch
+from torch import nn
+model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+model.forward = MethodType(torch.autocast("cpu", torch.bfloat16)(model.forward.__func__), model)
+model = torch.compile(model, backend="eager")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(1000):
+    model(torch.randn(4, 8)).float().square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+SLEEPS = """
+import time
+import torch
+from torch.utils.data import DataLoader, Dataset
+class Sleeps(Dataset):
+    def __init__(self, seconds):
+        self.seconds = seconds
+    def __len__(self):
+        return 4000
+    def __getitem__(self, index):
+        time.sleep(self.seconds)
+        return torch.ones(8)
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+next(iter(DataLoader(Sleeps(0.0), batch_size=4)))
+for batch in DataLoader(Sleeps(0.005), batch_size=2, num_workers=WORKERS):
+    model(batch).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_autocast_inside_a_compiled_forward_is_seen(folder: ScriptFolder) -> None:
+    """As Accelerate, and so the Trainer, prepares a model."""
+    (folder.path / "inside.py").write_text(AUTOCAST_IN_FORWARD)
+    run = folder.profiled(sys.executable, "inside.py")
+    assert not run.profile.refusal, f"{run.profile.refusal}\n{run.err}"
+    texts = {item.name: item.text for item in recognised(run.first)}
+    assert "autocast on cpu bfloat16" in texts["precision"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sample_s_time_is_measured_where_batches_are_made(workers: int, folder: ScriptFolder) -> None:
+    (folder.path / "sleeps.py").write_text(SLEEPS.replace("WORKERS", str(workers)))
+    run = folder.profiled(sys.executable, "sleeps.py")
+    assert not run.profile.refusal, f"{run.profile.refusal}\n{run.err}"
+    loader = run.first.training_loader
+    assert loader is not None
+    assert loader.sample_ns is not None
+    assert loader.sample_ns >= 5_000_000
+    assert "ms a sample" in {item.name: item.text for item in recognised(run.first)}["loader"]

@@ -122,6 +122,7 @@ def _loader(loader: ScriptLoader | None) -> str:
     parts += [workers, "pinned" if loader.pin_memory else "not pinned"]
     parts += [f"prefetch {loader.prefetch_factor}"] if loader.prefetch_factor else []
     parts += ["persistent"] if loader.persistent_workers else []
+    parts += [] if loader.sample_ns is None else [f"{loader.sample_ns / 1e6:.3g} ms a sample"]
     place = loader.place.rpartition("/")[2]
     return ", ".join(parts) + (f"; {place}" if place else "")
 

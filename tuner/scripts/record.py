@@ -47,6 +47,7 @@ class ScriptLoader(Record):
         batch_size: Samples of a batch; None where batches are made in another way.
         num_batches: Length of an epoch; None where it has none.
         num_backwards: Backward passes whose last batch came from it.
+        sample_ns: Mean time in which one process made a sample; None if it was not measured.
     """
 
     number: int
@@ -61,6 +62,7 @@ class ScriptLoader(Record):
     prefetch_factor: int | None
     persistent_workers: bool
     num_backwards: int
+    sample_ns: int | None = None
 
 
 class ScriptOptimizer(Record):

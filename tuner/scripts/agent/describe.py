@@ -101,7 +101,13 @@ class Description:
         return {
             "step": self._step(frame),
             "loaders": [
-                {"number": made.number, "place": made.place, "num_backwards": made.num_backwards, **made.values}
+                {
+                    "number": made.number,
+                    "place": made.place,
+                    "num_backwards": made.num_backwards,
+                    "sample_ns": loop.samples.sample_ns(made.number),
+                    **made.values,
+                }
                 for made in loop.loaders
             ],
             "models": self._models(),

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
+from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from .copies import Copies
@@ -52,6 +53,8 @@ class Hooks:
         self._put(DataLoader, "__iter__", self._began_loader)
         self._put(_BaseDataLoaderIter, "__next__", self._next)
         self._put(_BaseDataLoaderIter, "_next_index", self._next_index)
+        for fetcher in (_MapDatasetFetcher, _IterableDatasetFetcher):
+            self._put(fetcher, "fetch", self.session.samples.fetching)
         self._put(torch.optim.Optimizer, "__init__", self._made_optimizer)
         self._put(torch.amp.GradScaler, "__init__", self._made_scaler)
         self._put(torch.autocast, "__enter__", self._autocast)
@@ -81,9 +84,9 @@ class Hooks:
             if issubclass(type(thing), torch.optim.Optimizer):
                 self.wrap_step(type(thing))
 
-    def forget_forward(self) -> None:
-        """Remove the wrappers that only describe the forward pass."""
-        for name in ("Module.__call__", "autocast.__enter__"):
+    def forget_forward(self, *, is_described: bool = True) -> None:
+        """Remove the wrapper of all modules and, once the forward pass is described, that of autocast."""
+        for name in ("Module.__call__", *(["autocast.__enter__"] if is_described else [])):
             restore = self._restore.pop(name, None)
             if restore is not None:
                 restore()
@@ -234,7 +237,8 @@ class Hooks:
     def _autocast(self, original: Any) -> Any:
         def __enter__(autocast: Any) -> Any:
             result = original(autocast)
-            if autocast._enabled and not _is_compiling():
+            # The compiler enters a context once while it reads the code, which is not code that it compiles.
+            if autocast._enabled and not torch.compiler.is_dynamo_compiling():
                 self.session.note("autocast", f"{autocast.device} {str(autocast.fast_dtype).removeprefix('torch.')}")
             return result
 
@@ -263,7 +267,8 @@ class Hooks:
             if model is not None and (of_module or is_users(_file_of(model))):
                 self.session.note("compiled", _compile_name(model, options))
                 if not of_module:
-                    self.forget_forward()  # the modules that it calls would be compiled with our wrapper
+                    # The modules that it calls would be compiled with our wrapper.
+                    self.forget_forward(is_described=False)
             return original(model, *arguments, **options)
 
         return compile
@@ -287,7 +292,7 @@ class Hooks:
             try:
                 self.session.called(module)
                 if _is_compiled(module) and not self.session.awaits_modules:
-                    self.forget_forward()
+                    self.forget_forward(is_described=False)
                 return original(module, *arguments, **options)
             finally:
                 depth.module = False

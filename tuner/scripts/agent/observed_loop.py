@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from .sample_times import SampleTimes
 from .steps import StepFinder
 
 
@@ -44,7 +45,10 @@ class ObservedLoop:
             calls.
         module_places: Lines of the user's code that called them.
         kinds: Steps by their numbers of backward passes and batches.
+        samples: Times of all loaders' samples, in this process and in those forked from it.
     """
+
+    samples = SampleTimes()
 
     def __init__(self) -> None:
         self.finder = StepFinder()

@@ -117,6 +117,7 @@ class Session(ObservedLoop):
 
     def loader_begins(self, loader: Any) -> None:
         """Note that an epoch is about to begin."""
+        self.samples.expect(loader.dataset, self.number_of(loader))
 
     def drew(self, iterator: Any, index: Any) -> None:
         """Note the indices that a sampler gave."""

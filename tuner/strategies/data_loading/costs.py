@@ -57,5 +57,7 @@ def input_without_workers(situation: Situation) -> float:
     wait = situation.time_ns((Category.DATA_WAIT, Category.EPOCH_RESTART))
     merged = Settings(situation.choices)[LargerGlobalBatchSetting].factor
     per_rank = merged * situation.workload.global_batch / max(1, situation.environment.num_ranks)
-    batch_ns = (situation.workload.dataset.sample_ns or 0) * per_rank
+    sample_ns = situation.workload.dataset.sample_ns
+    assert sample_ns is not None, "the time of a sample must be known"
+    batch_ns = sample_ns * per_rank
     return (wait - batch_ns) / situation.step_ns

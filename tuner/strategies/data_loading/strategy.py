@@ -160,14 +160,19 @@ class DataLoading(Strategy):
 
     def expected(self, situation: Situation, choice: Choice) -> float | None:
         """Return the expected saving: workers hide the wait for data, and pinned memory lets copies overlap work of the
-        host. Without a wait to hide, workers only pass batches on, so pinned memory alone is tried first.
+        host. Without a wait to hide, workers only pass batches on, so pinned memory alone is tried first. Little is
+        expected of giving up workers where the time of a sample is not known.
         """
         best = self._hidden_at_most(situation, choice)
         hidden = best
         if not choice["num_workers"] and situation.choices[self.name]["num_workers"]:
+            if situation.workload.dataset.sample_ns is None:
+                return HARDLY
             hidden = input_without_workers(situation)
-        if (choice["num_workers"] and not hidden) or hidden < 0:
+        if choice["num_workers"] and not hidden:
             return HARDLY
+        if hidden < 0:
+            return max(-1.0, hidden)
         part = self.usual_realisation if choice["num_workers"] else WITHOUT_WORKERS_PART
         return part * hidden + PINNED_PART * (self.bound(situation, choice) - best)
 

@@ -14,10 +14,11 @@ from steptune.dashboards.gains import GainRow
 from steptune.dashboards.headline import Fact, HeadlineInfo
 from steptune.tuner.errors import ChoiceError, RecommendationError
 from steptune.tuner.export.carried import carried
-from steptune.tuner.records import Choice, Finding, Recommendation, Study, choice_label
+from steptune.tuner.records import Choice, Finding, GuardVerdict, Recommendation, Study, choice_label
 from steptune.tuner.scripts.diff import script_diff
 from steptune.tuner.strategies import STRATEGIES, strategy_named
 from steptune.tuner.strategies.knobs import with_knobs
+from steptune.tuner.wording import counted
 from steptune.tuner.workloads.reference import is_command
 
 
@@ -136,10 +137,21 @@ def screen_facts(
     note = ", ".join(filter(None, (f"{device_hours} device hours", cost.note)))
     return [
         _cause_fact(facts["Bottleneck"], cause),
-        facts.get("Same training?", facts["Verdict"]),
+        _training_fact(facts.get("Same training?", facts["Verdict"]), recommendation.guard),
         Fact("What it cost", cost.value, note),
         facts.get("With more time", facts["Remaining potential"]),
     ]
+
+
+def _training_fact(fact: Fact, guard: GuardVerdict | None) -> Fact:
+    """Return the guard's verdict with the number of its comparisons, which the evidence lists; the fact as it is if
+    nothing was compared.
+    """
+    if guard is None or not guard.checks:
+        return fact
+    num_compared = len(guard.compared) or len(guard.checks)
+    left_out = f"; {len(guard.notes)} not possible here" if guard.notes else ""
+    return Fact(fact.name, fact.value, f"{guard.reason}; {counted(num_compared, 'comparison')}{left_out}: see Evidence")
 
 
 def _cause_fact(bottleneck: Fact, cause: Finding | None) -> Fact:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console
 
 from steptune.dashboards import units
@@ -117,6 +118,13 @@ def good_results(store: SqlStudyStore, study_id: str) -> dict[str, list[TrialRes
     return found
 
 
+def with_claim(found: ScriptVerification, recommendation: Recommendation | None) -> ScriptVerification:
+    """Return a verification with the speed that a recommendation claims, if it claims one."""
+    if recommendation is None or proven_gain(recommendation) is None:
+        return found
+    return msgspec.structs.replace(found, claimed=answer_of(recommendation))
+
+
 def print_script_verification(
     console: Console, found: ScriptVerification, recommendation: Recommendation | None
 ) -> None:
@@ -126,12 +134,12 @@ def print_script_verification(
     gain = found.gain
     interval = f"{units.percent(gain.interval.level)} interval {units.ratio_interval(gain.interval)}"
     console.print(f"own speed  {units.ratio(gain.ratio)} ({interval}, {gain.num_blocks} runs of each)")
-    if recommendation is not None and proven_gain(recommendation) is None:
-        console.print(f"no claim   {headline(recommendation)}")
-    elif recommendation is not None:
-        claimed = answer_of(recommendation)
+    claimed = found.claimed
+    if claimed is not None:
         words = "" if claimed.interval is None else f" ({units.ratio_interval(claimed.interval)})"
         console.print(f"claimed    {units.ratio(claimed.ratio)}{words}")
+    elif recommendation is not None:
+        console.print(f"no claim   {headline(recommendation)}")
     console.print(f"own loss   {found.reason}", style="green" if found.same else "red")
     console.print(f"runs       {found.runs}", style="dim")
     if found.missing:

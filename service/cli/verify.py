@@ -139,6 +139,7 @@ def _verify_script(
         print_script_verification,
         recommendation_of,
         verified,
+        with_claim,
     )
     from steptune.tuner.scripts.verification import UNCHANGED
 
@@ -165,6 +166,7 @@ def _verify_script(
     except KeyboardInterrupt:
         say("interrupted: nothing was compared")
         raise typer.Exit(INTERRUPTED) from None
+    found = with_claim(found, recommendation)
     if as_json:
         print_json(found)
     else:
@@ -193,7 +195,7 @@ def verify_answer(
         typer.Exit: The losses differ.
     """
     from steptune.service.interrupts import interruptible
-    from steptune.service.script_verification import changed_by, print_script_verification, verified
+    from steptune.service.script_verification import changed_by, print_script_verification, verified, with_claim
     from steptune.tuner.search.confirmation import MAX_BLOCKS
 
     if recommendation.candidate.is_baseline or recommendation.in_script is None:
@@ -213,6 +215,7 @@ def verify_answer(
             longest_s=longest_s,
             earlier=earlier,
         )
+    found = with_claim(found, recommendation)
     target.write_bytes(msgspec.json.encode(found))
     if not is_silent:
         print_script_verification(output, found, recommendation)

@@ -36,7 +36,7 @@ from sqlalchemy import update
 from steptune.service.cli.main import main
 from steptune.service.connections import writing
 from steptune.service.models import RecommendationRow
-from steptune.service.script_verification import print_script_verification
+from steptune.service.script_verification import print_script_verification, with_claim
 from steptune.tuner.export import exporters_for
 from steptune.tuner.records import (
     BASELINE,
@@ -55,6 +55,7 @@ from steptune.tuner.records import (
 )
 from steptune.tuner.scripts.agent.sources import counted_lines, source_digest
 from steptune.tuner.scripts.verification import ScriptVerification
+from steptune.tuner.speeds import answer_of
 from steptune.tuner.strategies.in_scripts import script_changes
 from steptune.tuner.strategies.planned import planned_steps
 from steptune.tuner.workloads.reference import workload_of
@@ -295,6 +296,8 @@ class Walk:
         found = ScriptVerification(gain=gain, same=True, reason="", num_losses=9, difference=0.0, tolerance=0.0)
         out = io.StringIO()
         recommendation = self.site.store.recommendation(self.study_id)
+        found = with_claim(found, recommendation)
+        assert found.claimed == (answer_of(recommendation) if self.verdict is Verdict.FASTER else None)
         print_script_verification(Console(file=out, width=200), found, recommendation)
         return out.getvalue()
 

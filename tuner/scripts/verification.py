@@ -31,6 +31,7 @@ from steptune.tuner.scripts.starts import Start
 from steptune.tuner.search.confirmation import LEAST_BLOCKS, judge, plan_blocks
 from steptune.tuner.search.specs import measure_settings
 from steptune.tuner.search.verification import FALL_SHARE, SPREADS
+from steptune.tuner.speeds import Speed
 
 LOSS_SHARE = 0.01
 """Tolerance for a difference of the losses, as a share of the loss: rounding errors grow over the steps, even where the
@@ -58,6 +59,7 @@ class ScriptVerification(Record):
         tolerance: Maximum difference that is allowed.
         missing: Changes that the changed script never made.
         runs: Readable description of how each run began.
+        claimed: Speed that the study's answer claims; None if it claims none, or if a file was compared.
     """
 
     gain: Gain
@@ -68,6 +70,7 @@ class ScriptVerification(Record):
     tolerance: float
     missing: tuple[str, ...] = ()
     runs: str = "each run starts the command"
+    claimed: Speed | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,7 +47,8 @@ def application(wanted: str | None = None) -> typer.Typer:
     To run one command, only its module is loaded: all of them take longer to load than a small trace to analyse.
 
     Args:
-        wanted: Name of the command or group; a name that no module has loads all, so that it is answered with them.
+        wanted: Name of the command or group; a name that no module has loads all, so that it is answered with them,
+            but for `--version`, which needs none.
     """
     import typer
 
@@ -62,7 +63,8 @@ def application(wanted: str | None = None) -> typer.Typer:
     )
     app.callback(invoke_without_command=True)(root)
     names = {**MODULES, **{module: (group,) for module, group in GROUPS.items()}}
-    for module in [module for module, commands in names.items() if wanted in commands] or names:
+    chosen = [module for module, commands in names.items() if wanted in commands]
+    for module in chosen or ([] if wanted == "--version" else names):
         commands = importlib.import_module(f"steptune.service.cli.{module}")
         if module in GROUPS:
             app.add_typer(commands.app, name=GROUPS[module])

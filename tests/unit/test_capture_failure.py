@@ -199,7 +199,7 @@ class TestHostReads:
         with reads.mode(), reads.loss_of(model):
             loss = model(torch.ones(3)).sum()
             first = reads.found
-            assert not reads.found_in_loss
+            assert not reads.found_in_loss, "it is one of the model"
             if loss > 0:
                 loss = loss * 2
         assert first
@@ -217,3 +217,11 @@ def test_the_operator_that_fails_is_known_and_no_other() -> None:
     with watch.mode():
         torch.ones(2)
     assert watch.name == ""
+
+
+def test_a_read_before_the_model_is_called_is_one_of_the_loss() -> None:
+    model, reads = nn.Linear(3, 1), HostReads(CPU)
+    with reads.mode(), reads.loss_of(model):
+        scale = torch.ones(3).sum().item()
+        model(torch.ones(3) * scale)
+    assert reads.found_in_loss == reads.found != ""

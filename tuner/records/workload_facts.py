@@ -231,7 +231,8 @@ class WorkloadFacts(Record):
         custom_step: Whether the workload has a training step of its own.
         host_read: The first operator of a step for whose result the host waits, with its line; empty without one.
         host_read_beside_masks: The first such operator that computes no attention mask; empty without one.
-        host_read_in_loss: The first such operator after the model's forward pass, in the loss; empty without one.
+        host_read_in_loss: The first such operator that the loss runs outside of the model's forward pass; empty without
+            one.
         sample_loss: Loss of the first batch.
         prepare_ns: Time of its `prepare`.
         import_ns: Time of importing it.

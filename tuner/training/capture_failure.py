@@ -137,7 +137,7 @@ class HostReads:
     Attributes:
         found: The first such operator; empty if there is none.
         found_beside_masks: The first that computes no attention mask.
-        found_in_loss: The first that runs after the model's forward pass and before the backward pass.
+        found_in_loss: The first that the loss runs outside of the model's forward pass.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -156,6 +156,7 @@ class HostReads:
             self._is_in_loss = True
 
         handles = [model.register_forward_pre_hook(enter), model.register_forward_hook(leave)]
+        self._is_in_loss = True
         try:
             yield
         finally:

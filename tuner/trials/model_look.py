@@ -41,7 +41,7 @@ class ModelLook:
     there is none.
     """
     host_read_in_loss: str
-    """First such operator between the model's forward pass and the backward pass; empty if there is none."""
+    """First such operator that the loss runs outside of the model's forward pass; empty if there is none."""
     samples: float
     peak_bytes: int
 

@@ -443,7 +443,7 @@ class TestOwnUsers:
         with contextlib.ExitStack() as stack:
             watches = {}
             mine = new_id()
-            for name, owner, size in (("one", mine, 150), ("two", mine, 200), ("three", new_id(), 250)):
+            for name, owner, size in (("one", mine, 150), ("two", mine, 200), ("three", new_id(), 230)):
                 uid = stack.enter_context(users.own_user(self.study(locks, name)))
                 others = stack.enter_context(fellows(owner, uid))
                 stack.enter_context(hoarder(uid, size << 20))

@@ -83,7 +83,7 @@ def _run(arguments: Sequence[str]) -> None:
 
         show_analysis(rest)
         sys.exit()
-    application(command)(prog_name="steptune")  # exits, too
+    application(None if command == "--version" and rest else command)(prog_name="steptune")  # exits, too
 
 
 def main() -> None:

@@ -72,3 +72,9 @@ def test_each_that_ran_out_of_memory_makes_the_next_less_likely_to_fit():
     chances = [Room(LEVELS, ran, peaks, rows(*failed[:n])).fits(rows((1, 1, 1)))[0] for n in range(1, 4)]
     assert chances == sorted(chances, reverse=True)
     assert chances[-1] < 0.1
+
+
+def test_a_named_choice_that_ran_with_all_others_leaves_the_failure_to_them():
+    ran = rows((0, 0, 0), (1, 1, 0), (1, 0, 1))
+    named = Blame(LEVELS, ran, rows((1, 1, 1)), [0])
+    assert named.runs(rows((1, 1, 1)))[0] < 0.3 < named.runs(rows((1, 1, 0)))[0]

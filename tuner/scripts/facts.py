@@ -84,7 +84,7 @@ def workload_facts(command: tuple[str, ...], record: ScriptRecord) -> WorkloadFa
             kind="none" if loader is None else "iterable" if loader.iterable else "map",
             length=None if loader is None or length is None else length * (loader.batch_size or 1),
             sample_bytes=None,
-            sample_ns=None if loader is None else loader.sample_ns,
+            sample_ns=loader.sample_ns if loader is not None and counted else None,
             deterministic=False,
             splits=False,
         ),

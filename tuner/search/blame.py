@@ -60,8 +60,10 @@ class Blame:
         np.fill_diagonal(pair, 0.0)
         for row, parameter in zip(self._one_hot(failed), named or [None] * len(failed), strict=True):
             suspects = row if parameter is None else row * self._of(parameter)
+            if not self._total(weights, pair_weights, suspects, row):
+                suspects = row  # the named choice and all its pairs ran elsewhere
             inside = np.maximum(suspects[:, None] * row[None, :], row[:, None] * suspects[None, :])
-            total = (weights * suspects).sum() + 0.5 * (pair_weights * inside).sum()
+            total = self._total(weights, pair_weights, suspects, row)
             if total > 0:
                 single = 1 - (1 - single) * (1 - weights * suspects / total)
                 pair = 1 - (1 - pair) * (1 - pair_weights * inside / total)
@@ -75,6 +77,12 @@ class Blame:
         pair = np.where(self._pair_ran, 0.0, PAIR * both + PAIR_WITH_TODAY * one)
         np.fill_diagonal(pair, 0.0)
         return single, pair
+
+    @staticmethod
+    def _total(weights: Floats, pair_weights: Floats, suspects: Floats, row: Floats) -> float:
+        """Return the weight of all suspected choices of a row, and of their pairs with any choice of it."""
+        inside = np.maximum(suspects[:, None] * row[None, :], row[:, None] * suspects[None, :])
+        return float((weights * suspects).sum() + 0.5 * (pair_weights * inside).sum())
 
     def _of(self, parameter: int) -> Floats:
         """Return 1 for the levels of a parameter, and 0 for all others."""

@@ -207,7 +207,8 @@ class Evidence:
             fails = (not result.ok and not void) or self._knowledge.had_no_effect(result.candidate)
             levels = self._grid.levels_of(result.candidate)
             if fails and levels is not None and levels not in ran and result.ran_out_of_memory is out_of_memory:
-                found[levels] = found.get(levels) or self._named(result, levels)
+                known = found.get(levels)
+                found[levels] = self._named(result, levels) if known is None else known
         return dict(sorted(found.items()))
 
     def _named(self, result: TrialResult, levels: Levels) -> int | None:

@@ -147,20 +147,26 @@ class HostReads:
 
     @contextmanager
     def loss_of(self, model: torch.nn.Module) -> Iterator[None]:
-        """Attribute operators to the loss where they run outside the model's forward pass."""
+        """Attribute operators to the loss where they run outside the model's forward pass; to nothing if the model
+        itself is not called, but parts of it are.
+        """
+        was_called = False
 
         def enter(module: torch.nn.Module, args: Any) -> None:
-            self._is_in_loss = False
+            nonlocal was_called
+            self._is_in_loss, was_called = False, True
 
         def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
             self._is_in_loss = True
 
-        handles = [model.register_forward_pre_hook(enter), model.register_forward_hook(leave)]
+        handles = [model.register_forward_pre_hook(enter, prepend=True), model.register_forward_hook(leave)]
         self._is_in_loss = True
         try:
             yield
         finally:
             self._is_in_loss = False
+            if not was_called:
+                self.found_in_loss = ""
             for handle in handles:
                 handle.remove()
 
@@ -184,9 +190,9 @@ class HostReads:
         line = model_line(stack)
         told = f"{name} ({line})" if line else name
         self.found = self.found or told
-        if self._is_in_loss:
-            self.found_in_loss = self.found_in_loss or told
         if not any(frame.filename.endswith(MASKS) for frame in stack):
+            if self._is_in_loss:
+                self.found_in_loss = self.found_in_loss or told
             self.found_beside_masks = self.found_beside_masks or told
 
     def _waits(self, name: str, args: Any) -> bool:

@@ -58,6 +58,7 @@ class Hooks:
         self._put(torch.optim.Optimizer, "__init__", self._made_optimizer)
         self._put(torch.amp.GradScaler, "__init__", self._made_scaler)
         self._put(torch.autocast, "__enter__", self._autocast)
+        self._put(torch.autocast, "__call__", self._decorated)
         for module in (torch.nn.utils, torch.nn.utils.clip_grad):
             self._put(module, "clip_grad_norm_", self._clip)
         self._put(torch.optim.lr_scheduler.LRScheduler, "__init__", self._made_scheduler)
@@ -84,9 +85,9 @@ class Hooks:
             if issubclass(type(thing), torch.optim.Optimizer):
                 self.wrap_step(type(thing))
 
-    def forget_forward(self, *, is_described: bool = True) -> None:
-        """Remove the wrapper of all modules and, once the forward pass is described, that of autocast."""
-        for name in ("Module.__call__", *(["autocast.__enter__"] if is_described else [])):
+    def forget_forward(self) -> None:
+        """Remove the wrappers that only describe the forward pass."""
+        for name in ("Module.__call__", "autocast.__enter__", "autocast.__call__"):
             restore = self._restore.pop(name, None)
             if restore is not None:
                 restore()
@@ -237,12 +238,25 @@ class Hooks:
     def _autocast(self, original: Any) -> Any:
         def __enter__(autocast: Any) -> Any:
             result = original(autocast)
-            # The compiler enters a context once while it reads the code, which is not code that it compiles.
-            if autocast._enabled and not torch.compiler.is_dynamo_compiling():
-                self.session.note("autocast", f"{autocast.device} {str(autocast.fast_dtype).removeprefix('torch.')}")
+            if not _is_compiling():
+                self._note_autocast(autocast)
             return result
 
         return __enter__
+
+    def _decorated(self, original: Any) -> Any:
+        """Wrap autocast as a decorator: a forward pass that is compiled later enters it in compiled code, unseen."""
+
+        def __call__(autocast: Any, function: Any) -> Any:
+            if getattr(function, "__name__", "") == "forward" and not _is_compiling():
+                self._note_autocast(autocast)
+            return original(autocast, function)
+
+        return __call__
+
+    def _note_autocast(self, autocast: Any) -> None:
+        if autocast._enabled:
+            self.session.note("autocast", f"{autocast.device} {str(autocast.fast_dtype).removeprefix('torch.')}")
 
     def _clip(self, original: Any) -> Any:
         def clip_grad_norm_(parameters: Any, max_norm: Any, *arguments: Any, **options: Any) -> Any:
@@ -267,8 +281,7 @@ class Hooks:
             if model is not None and (of_module or is_users(_file_of(model))):
                 self.session.note("compiled", _compile_name(model, options))
                 if not of_module:
-                    # The modules that it calls would be compiled with our wrapper.
-                    self.forget_forward(is_described=False)
+                    self.forget_forward()  # the modules that it calls would be compiled with our wrapper
             return original(model, *arguments, **options)
 
         return compile
@@ -292,7 +305,7 @@ class Hooks:
             try:
                 self.session.called(module)
                 if _is_compiled(module) and not self.session.awaits_modules:
-                    self.forget_forward(is_described=False)
+                    self.forget_forward()
                 return original(module, *arguments, **options)
             finally:
                 depth.module = False

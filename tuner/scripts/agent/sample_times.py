@@ -42,7 +42,7 @@ class SampleTimes:
             batch = original(fetcher, indices)
             number = self._numbers.get(id(fetcher.dataset))
             if number is not None:
-                self._add(number, perf_counter_ns() - began_ns, len(indices) if isinstance(indices, list) else 1)
+                self._add(number, perf_counter_ns() - began_ns, len(indices) if hasattr(indices, "__len__") else 1)
             return batch
 
         return fetch

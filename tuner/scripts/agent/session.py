@@ -115,6 +115,7 @@ class Session(ObservedLoop):
     def loss(self, tensors: Any) -> None:
         """Note the tensors from which a backward pass begins."""
 
+    @never_raises
     def loader_begins(self, loader: Any) -> None:
         """Note that an epoch is about to begin."""
         self.samples.expect(loader.dataset, self.number_of(loader))

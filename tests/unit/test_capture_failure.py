@@ -225,3 +225,11 @@ def test_a_read_before_the_model_is_called_is_one_of_the_loss() -> None:
         scale = torch.ones(3).sum().item()
         model(torch.ones(3) * scale)
     assert reads.found_in_loss == reads.found != ""
+
+
+def test_a_loss_that_calls_parts_of_the_model_alone_is_not_told_from_it() -> None:
+    model, reads = nn.Sequential(nn.Linear(3, 1)), HostReads(CPU)
+    with reads.mode(), reads.loss_of(model):
+        model[0](torch.ones(3)).item()
+    assert reads.found
+    assert not reads.found_in_loss

@@ -59,14 +59,14 @@ class Blame:
         pair = np.where(self._pair_ran, 0.0, PAIR * self.rate * both)
         np.fill_diagonal(pair, 0.0)
         for row, parameter in zip(self._one_hot(failed), named or [None] * len(failed), strict=True):
-            suspects = row if parameter is None else row * self._of(parameter)
-            if not self._total(weights, pair_weights, suspects, row):
-                suspects = row  # the named choice and all its pairs ran elsewhere
-            inside = np.maximum(suspects[:, None] * row[None, :], row[:, None] * suspects[None, :])
-            total = self._total(weights, pair_weights, suspects, row)
-            if total > 0:
-                single = 1 - (1 - single) * (1 - weights * suspects / total)
-                pair = 1 - (1 - pair) * (1 - pair_weights * inside / total)
+            alone = row if parameter is None else row * self._of(parameter)
+            for suspects in (alone, row):  # the named choice and all its pairs may have run elsewhere
+                inside = np.maximum(suspects[:, None] * row[None, :], row[:, None] * suspects[None, :])
+                total = (weights * suspects).sum() + 0.5 * (pair_weights * inside).sum()
+                if total > 0:
+                    single = 1 - (1 - single) * (1 - weights * suspects / total)
+                    pair = 1 - (1 - pair) * (1 - pair_weights * inside / total)
+                    break
         self._single = np.log1p(-np.minimum(single, 0.999))
         self._pair = np.log1p(-np.minimum(pair, 0.999))
 
@@ -77,12 +77,6 @@ class Blame:
         pair = np.where(self._pair_ran, 0.0, PAIR * both + PAIR_WITH_TODAY * one)
         np.fill_diagonal(pair, 0.0)
         return single, pair
-
-    @staticmethod
-    def _total(weights: Floats, pair_weights: Floats, suspects: Floats, row: Floats) -> float:
-        """Return the weight of all suspected choices of a row, and of their pairs with any choice of it."""
-        inside = np.maximum(suspects[:, None] * row[None, :], row[:, None] * suspects[None, :])
-        return float((weights * suspects).sum() + 0.5 * (pair_weights * inside).sum())
 
     def _of(self, parameter: int) -> Floats:
         """Return 1 for the levels of a parameter, and 0 for all others."""

@@ -189,7 +189,8 @@ def strategy_rows(recommendation: Recommendation, decisions: Iterable[Decision])
             tried.update({move.strategy for move in decision.moves})
     parts = recommendation.parts if _is_speed(recommendation) else ()
     known = {part.strategy: contribution_of(recommendation, part) for part in parts}
-    gains = {name: number(speed.ratio) for name, speed in known.items() if speed is not None}
+    own = {name: speed for name, speed in known.items() if speed is not None and not speed.together}
+    gains = {name: number(speed.ratio) for name, speed in own.items()}
     return [
         StrategyOutcomeRow(
             study_id=recommendation.study_id,

@@ -8,7 +8,10 @@ The ratio that a single run shows is another quantity: it has another name and i
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from enum import StrEnum
+
+from msgspec.structs import replace
 
 from steptune.tuner.objectives import parse_objective
 from steptune.tuner.records import Candidate, Gain, Interval, Part, Recommendation, Record, Verdict
@@ -39,6 +42,7 @@ class Speed(Record):
         num_blocks: Number of paired comparisons of new runs; 0 for an estimate of the search.
         measured_at: When the study ended (ISO 8601, UTC).
         foreign_cpu_share: Share of the cores that other programs used during the windows (median).
+        together: For the contribution of a part: other parts that were left out with it, because they need it.
     """
 
     ratio: float
@@ -47,15 +51,24 @@ class Speed(Record):
     num_blocks: int = 0
     measured_at: str = ""
     foreign_cpu_share: float = 0.0
+    together: tuple[str, ...] = ()
 
     @property
     def told(self) -> str:
         """Method in words, with the number of blocks."""
+        beside = f", {needed_by(self.together)}" if self.together else ""
         if self.method is Method.CONFIRMED:
-            return f"confirmed in {counted(self.num_blocks, 'block')}"
+            return f"confirmed in {counted(self.num_blocks, 'block')}{beside}"
         if self.method is Method.LEFT_OUT:
-            return f"measured by leaving it out, in {counted(self.num_blocks, 'block')}"
+            return f"measured by leaving it out, in {counted(self.num_blocks, 'block')}{beside}"
         return str(self.method.value)
+
+
+def needed_by(together: Sequence[str]) -> str:
+    """Return `with cuda_graph, which needs it`: the parts that a contribution includes beside its own; empty without
+    any.
+    """
+    return f"with {' and '.join(together)}, which {'needs' if len(together) == 1 else 'need'} it" if together else ""
 
 
 def is_wide(interval: Interval) -> bool:
@@ -123,15 +136,19 @@ def measured_contribution(recommendation: Recommendation, part: Part) -> Speed |
     """Return the measured contribution of a part, whatever its interval; None if it was not measured, or if the
     recommendation claims no gain.
 
-    A single part contributes the whole gain over today's settings. If the reference has other settings, because today's
-    do not fit into memory, the recommendation may differ from it in more than its parts.
+    A part without which nothing of the answer is left contributes the whole gain over today's settings. If the
+    reference has other settings, because today's do not fit into memory, the recommendation may differ from it in more
+    than its parts.
     """
     if recommendation.verdict not in (Verdict.FASTER, Verdict.ENABLES_TRAINING):
         return None
-    if len(recommendation.parts) == 1 and recommendation.verdict is Verdict.FASTER:
-        return answer_of(recommendation)
+    if {part.strategy, *part.together} >= {p.strategy for p in recommendation.parts} and (
+        recommendation.verdict is Verdict.FASTER
+    ):
+        return replace(answer_of(recommendation), together=part.together)
     if part.gain is not None and part.num_blocks:
-        return _made(recommendation, part.gain, part.interval, Method.LEFT_OUT, part.num_blocks)
+        speed = _made(recommendation, part.gain, part.interval, Method.LEFT_OUT, part.num_blocks)
+        return replace(speed, together=part.together)
     return None
 
 

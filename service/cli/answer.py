@@ -20,7 +20,7 @@ from steptune.service.studies import Results
 from steptune.tuner.errors import RecommendationError
 from steptune.tuner.records import GuardVerdict, Part, Recommendation, Study, StudyState, Verdict, choice_label
 from steptune.tuner.scripts.diff import script_diff
-from steptune.tuner.speeds import contribution_of, unclear_contribution
+from steptune.tuner.speeds import contribution_of, needed_by, unclear_contribution
 from steptune.tuner.workloads.reference import is_command
 
 SCREEN_LINES = 23
@@ -163,7 +163,7 @@ def _changes(console: Console, study: Study, recommendation: Recommendation | No
 
 def _part(recommendation: Recommendation, part: Part) -> Text:
     words = f"{INDENT}{_contribution(recommendation, part):>6}  {part.strategy}: {choice_label(part.choice)}"
-    return Text(words).append(_unclear(recommendation, part), style="dim")
+    return Text(words).append(_remark(recommendation, part), style="dim")
 
 
 def _in_script(recommendation: Recommendation, change: Change) -> Text:
@@ -173,7 +173,7 @@ def _in_script(recommendation: Recommendation, change: Change) -> Text:
     gain = _contribution(recommendation, change.part)
     told = f"{INDENT}{gain:>6}  " if gain else INDENT
     line = Text(f"{told}{change.place or 'at the start'}  ", style="dim")
-    return line.append(change.words, style="default not dim").append(_unclear(recommendation, change.part))
+    return line.append(change.words, style="default not dim").append(_remark(recommendation, change.part))
 
 
 def _contribution(recommendation: Recommendation, part: Part) -> str:
@@ -182,10 +182,15 @@ def _contribution(recommendation: Recommendation, part: Part) -> str:
     return "" if known is None or len(recommendation.parts) == 1 else units.ratio(known.ratio)
 
 
-def _unclear(recommendation: Recommendation, part: Part) -> str:
-    """Return a remark for a contribution that was measured, but may be zero; else an empty text."""
+def _remark(recommendation: Recommendation, part: Part) -> str:
+    """Return a remark for a contribution that includes other parts, or was measured but may be zero; else an empty
+    text.
+    """
     interval = unclear_contribution(recommendation, part)
-    return "" if interval is None else f"  (none proven: {units.ratio_interval(interval)})"
+    if interval is not None:
+        return f"  (none proven: {units.ratio_interval(interval)})"
+    known = contribution_of(recommendation, part)
+    return "" if known is None or not known.together else f"  ({needed_by(known.together)})"
 
 
 def _use(study: Study, recommendation: Recommendation | None, results: Results | None) -> list[Text]:

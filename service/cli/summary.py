@@ -21,7 +21,7 @@ from steptune.dashboards.theme import category_colour
 from steptune.service.cli.console import short_name
 from steptune.service.tables import plain_table
 from steptune.tuner.records import Recommendation, choice_label
-from steptune.tuner.speeds import contribution_of, unclear_contribution
+from steptune.tuner.speeds import contribution_of, needed_by, unclear_contribution
 
 BAR_WIDTH = 48
 SHADES = "█▓▒░"
@@ -103,6 +103,8 @@ def _parts(recommendation: Recommendation) -> RenderableType:
         stated = unclear_contribution(recommendation, part) if known is None else known.interval
         interval = "" if stated is None else units.ratio_interval(stated)
         change = Text(f"{part.strategy}: {choice_label(part.choice)}", style="bold")
+        if known is not None and known.together:
+            change.append(f"\ncontribution {needed_by(known.together)}", style="dim not bold")
         change.append(f"\n{part.reason}", style="dim not bold")
         unknown = "none proven" if stated is not None else ""
         table.add_row(unknown if known is None else units.ratio(known.ratio), interval, part.numerics.value, change)

@@ -15,7 +15,7 @@ from steptune.service.messages import StudyDetail
 from steptune.service.tables import plain_table
 from steptune.tuner.errors import BaselineError
 from steptune.tuner.records import Event, Recommendation, StudyState, choice_label
-from steptune.tuner.speeds import answer_of, contribution_of, proven_gain
+from steptune.tuner.speeds import answer_of, contribution_of, needed_by, proven_gain
 
 
 def register(app: typer.Typer) -> None:
@@ -81,7 +81,8 @@ def print_answer(console: Console, study_id: str, recommendation: Recommendation
         for part in recommendation.parts:
             known = contribution_of(recommendation, part)
             gain = "" if known is None else units.ratio(known.ratio)
-            table.add_row(gain, f"{part.strategy}: {choice_label(part.choice)}")
+            remark = "" if known is None or not known.together else f"  ({needed_by(known.together)})"
+            table.add_row(gain, f"{part.strategy}: {choice_label(part.choice)}{remark}")
         console.print(table)
     console.print(f"study    {study_id}  (write it to files with `steptune export {study_id} --url …`)", soft_wrap=True)
 

@@ -27,6 +27,7 @@ from steptune.tuner.search.contribution_run import ContributionRun
 from steptune.tuner.search.designer import LEAST_RESERVE, Designer
 from steptune.tuner.search.plain_searches import RandomSearch
 from steptune.tuner.search.preparation import LINKS_SHARE, LONGEST_LINKS_S
+from steptune.tuner.search.space import Space
 from steptune.tuner.speeds import contribution_of
 from steptune.tuner.trials.fake import DRIFT, NOISE, PAIR, SEPARABLE, WALL, FakeStrategy, Surface
 
@@ -831,6 +832,21 @@ def replace_factors(strategies) -> Surface:
     return replaced(PAIR, factors={"dataset_cache": (wait, (0.2,)), "cpu_threads": (wait, (1.0,)), **factors})
 
 
+def replace_factor_of_update(factor: float) -> Surface:
+    return replaced(SMALL, factors={**SMALL.factors, "update": (Category.OPTIMIZER, (factor,))})
+
+
+def _products_need_the_loader(monkeypatch) -> None:
+    combine = Space.combine
+
+    def combined(self, what, moves):
+        found = combine(self, what, moves)
+        refused = found is not None and "products" in found.choices and "loader" not in found.choices
+        return None if refused else found
+
+    monkeypatch.setattr(Space, "combine", combined)
+
+
 class TestContributions:
     """Contributions of parts are measured by leaving each out, in blocks of new starts."""
 
@@ -867,6 +883,34 @@ class TestContributions:
         [part] = answer.parts
         assert Purpose.CONTRIBUTION not in {trial.purpose for trial in study.trials}
         assert contribution_of(answer, part).ratio == answer.gain.ratio
+
+    def test_a_part_that_another_needs_is_left_out_with_it(self, monkeypatch):
+        """As a fused kernel is without which a CUDA graph cannot record the step."""
+        _products_need_the_loader(monkeypatch)
+        study = StudyRun(Machine(replace_factor_of_update(0.7), paired=True, seed=1))
+        answer = study.run()
+        parts = {part.strategy: part for part in answer.parts}
+        assert {name: part.together for name, part in parts.items()} == {
+            "loader": ("products",),
+            "products": (),
+            "update": (),
+        }
+        found = contribution_of(answer, parts["loader"])
+        surface = study.machine.surface
+        true = surface.total_ms(candidate(update=1)) / surface.total_ms(answer.candidate)
+        assert found.interval.low < true < found.interval.high
+        assert found.told.endswith(", with products, which needs it")
+
+    def test_a_part_that_all_others_need_contributes_the_whole_gain(self, monkeypatch):
+        _products_need_the_loader(monkeypatch)
+        study = StudyRun(Machine(SMALL, paired=True, seed=1))
+        answer = study.run()
+        [loader] = [part for part in answer.parts if part.strategy == "loader"]
+        measured = {t.candidate.key for t in study.trials if t.purpose is Purpose.CONTRIBUTION}
+        assert measured == {answer.candidate.key, candidate(loader=2).key}
+        found = contribution_of(answer, loader)
+        assert (found.ratio, found.interval) == (answer.gain.ratio, answer.gain.interval)
+        assert found.told.endswith(", with products, which needs it")
 
     def test_the_verdict_does_not_depend_on_them(self):
         """They come after it: an interrupt among them leaves the same answer."""

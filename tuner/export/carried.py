@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from steptune.tuner.records import Part, Recommendation
-from steptune.tuner.speeds import contribution_of, proven_gain, unclear_contribution
+from steptune.tuner.speeds import contribution_of, needed_by, proven_gain, unclear_contribution
 from steptune.tuner.wording import ratio
 
 NOT_MEASURED = "not measured"
@@ -41,7 +41,8 @@ def carried(
         return f"{whole}{apart}"
     if len(left_out) == len(parts):
         return f"carries none of the gain of {ratio(gain)}; {way} carries all"
-    found = [contribution_of(recommendation, parts[name]) for name in left_out]
+    counted_with = {other for name in left_out for other in parts[name].together}
+    found = [contribution_of(recommendation, parts[name]) for name in left_out if name not in counted_with]
     known_product = math.prod(known.ratio for known in found if known is not None)
     told = {name: contribution_told(recommendation, parts[name]) for name in left_out}
     amount = "at most" if NOT_MEASURED in told.values() else "about"
@@ -56,5 +57,5 @@ def contribution_told(recommendation: Recommendation, part: Part) -> str:
     """
     known, unclear = contribution_of(recommendation, part), unclear_contribution(recommendation, part)
     if known is not None:
-        return ratio(known.ratio)
+        return f"{ratio(known.ratio)}{' ' if known.together else ''}{needed_by(known.together)}"
     return NOT_MEASURED if unclear is None else f"none proven: {ratio(unclear.low)} to {ratio(unclear.high)}"

@@ -72,6 +72,7 @@ class Part(Record):
         reason: Reason, in a readable form.
         numerics: Effect on the numbers.
         num_blocks: Number of paired comparisons that `gain` rests on; 0 where none was made.
+        together: Other strategies of the answer that cannot run without this one; `gain` is that of all of them.
     """
 
     strategy: str
@@ -87,6 +88,7 @@ class Part(Record):
     """
     interval: Interval | None = None
     num_blocks: int = 0
+    together: tuple[str, ...] = ()
 
 
 class Certificate(Record):

@@ -4,6 +4,9 @@ It is measured as the confirmation measures gains: new runs of all, in turns, in
 with the same statistics. Only time that the confirmation did not need is spent on it. Where that is short, the parts
 with the smallest gains in the search are not measured, and their contribution is not stated. The answer without a part
 is not recommended, so it is neither guarded nor profiled.
+
+A part that others need is left out together with those: a CUDA graph that cannot record the step without a fused kernel
+goes with the kernel, and the contribution is that of both.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 
-from steptune.tuner.records import Candidate, Gain, Purpose, StudySettings, TrialResult
+from steptune.tuner.records import Candidate, Gain, Move, Purpose, StudySettings, TrialResult
 from steptune.tuner.search.blocks import BlockRunner
 from steptune.tuner.search.confirmation import LEAST_BLOCKS, Finalist, all_starts, compare, plan_blocks
 from steptune.tuner.search.designer import Designer
@@ -19,6 +22,9 @@ from steptune.tuner.search.group_runner import GroupRunner
 from steptune.tuner.search.ledger import Ledger
 from steptune.tuner.search.specs import measure_settings
 from steptune.tuner.search.view import StudyView
+
+MOST_TOGETHER = 3
+"""Maximum number of other parts that are left out together with one."""
 
 
 class ContributionRun:
@@ -49,19 +55,20 @@ class ContributionRun:
         self._answer = designer.reference
         self._without: dict[str, Candidate] = {}
         """Answer without one part, by the strategy that is left out."""
+        self._together: dict[str, tuple[str, ...]] = {}
         self._started: dict[str, Candidate] = {}
         """Configurations for which every run has succeeded so far."""
         self._planned = 0
         self._blocks: list[dict[str, TrialResult]] = []
 
     def run(self, answer: Candidate) -> None:
-        """Run as many blocks as the time allows; none if the answer has a single part, which then contributes the whole
-        gain.
+        """Run as many blocks as the time allows; none for a part without which nothing of the answer is left, because
+        it contributes the whole gain.
         """
         self._answer = answer
-        if self._designer.reference.is_baseline and len(answer.choices) == 1:
-            return
-        self._started = without_parts(self._designer, answer)
+        self._started = without_parts(self._designer, answer, self._runner.num_begun)
+        self._together = {name: left_out_with(name, answer, c) for name, c in self._started.items()}
+        self._started = {name: c for name, c in self._started.items() if not c.is_baseline}
         self._choose()
         self._without = dict(self._started)
         if not self._without:
@@ -91,6 +98,10 @@ class ContributionRun:
     def gains(self) -> dict[str, Gain]:
         """Return the contributions by strategy, each with its simultaneous interval."""
         return {name: finalist.gain for name, finalist in self._judged().items() if finalist.gain is not None}
+
+    def together(self) -> dict[str, tuple[str, ...]]:
+        """Return, by strategy, the other strategies that are left out with it because they cannot run without it."""
+        return self._together
 
     def _judged(self) -> dict[str, Finalist]:
         everything = [self._answer, *self._without.values()]
@@ -148,13 +159,37 @@ class ContributionRun:
         return list({c.key: c for c in [self._answer, *self._started.values()]}.values())
 
 
-def without_parts(designer: Designer, answer: Candidate) -> dict[str, Candidate]:
-    """Return the answer without each of its parts, by strategy, where that is legal and not known to fail."""
+def without_parts(
+    designer: Designer, answer: Candidate, num_begun: Callable[[Candidate], int] = lambda candidate: 0
+) -> dict[str, Candidate]:
+    """Return the answer without each of its parts, by strategy, where that is legal and not known to fail.
+
+    Args:
+        num_begun: Number of blocks that a configuration was in before the study was resumed.
+    """
+    changed = [name for name, choice in answer.choices.items() if choice != designer.reference.choices.get(name, {})]
     found = {}
-    for name, choice in answer.choices.items():
-        before = designer.reference.choices.get(name, {})
-        if choice != before:
-            without = designer.space.combine(answer.with_choice(name, before), [])
-            if without is not None and without != answer and not designer.knowledge.known_to_fail(without):
-                found[name] = without
+    for name in changed:
+        legal = _without(designer, answer, name, [n for n in changed if n != name])
+        if legal:
+            found[name] = max(legal, key=lambda c: (num_begun(c), designer.difference(c, answer).mean))
     return found
+
+
+def left_out_with(name: str, answer: Candidate, without: Candidate) -> tuple[str, ...]:
+    """Return the other strategies whose choices differ between the answer and the answer without one part."""
+    return tuple(n for n, choice in answer.choices.items() if n != name and without.choices.get(n) != choice)
+
+
+def _without(designer: Designer, answer: Candidate, name: str, others: Sequence[str]) -> list[Candidate]:
+    """Return the configurations that lack one part and as few others as possible, and can run; empty if there are
+    none.
+    """
+    neutral = {n: Move(strategy=n, choice=designer.reference.choices.get(n, {})) for n in (name, *others)}
+    for num_others in range(min(len(others), MOST_TOGETHER) + 1):
+        moves = ([neutral[n] for n in (name, *together)] for together in itertools.combinations(others, num_others))
+        combined = [without for left_out in moves if (without := designer.space.combine(answer, left_out)) is not None]
+        legal = [c for c in combined if c != answer and not designer.knowledge.known_to_fail(c)]
+        if legal:
+            return legal
+    return []

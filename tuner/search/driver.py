@@ -198,6 +198,7 @@ class StudyDriver:
             no_time_for=run.no_time_for() if run else (),
             confirming=[result for block in run.blocks for result in block.values()] if run else (),
             contributions=self._contributions.gains() if self._contributions else {},
+            together=self._contributions.together() if self._contributions else {},
         )
         decisions = [*designer.decisions, *(run.decisions(judged) if run else [])]
         self.view.best_label = recommendation.candidate.label

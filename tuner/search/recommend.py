@@ -97,6 +97,7 @@ def recommend(
     no_time_for: Sequence[str] = (),
     confirming: Sequence[TrialResult] = (),
     contributions: Mapping[str, Gain] | None = None,
+    together: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Recommendation:
     """Assemble the recommendation.
 
@@ -107,6 +108,7 @@ def recommend(
         no_time_for: Parts that the confirmation left out for lack of time.
         confirming: Results of the confirmation for all candidates that it compared.
         contributions: Contributions of the recommended candidate's parts, by strategy, where they were measured.
+        together: By strategy, the other parts that cannot run without it.
     """
     assert study.facts is not None
     assert study.environment is not None
@@ -156,7 +158,7 @@ def recommend(
         search_interval=_searched(designer, candidate) if verdict is Verdict.UNCONFIRMED else None,
         no_time_for=(*designer.no_time_for(), *no_time_for),
         needed_budget_s=_needed_budget_s(study, designer, verdict),
-        parts=_parts(designer, candidate, contributions or {}),
+        parts=_parts(designer, candidate, contributions or {}, together or {}),
         shares_before=_shares(before),
         shares_after=_shares(after),
         bottleneck_before=_bottleneck(before),
@@ -270,7 +272,12 @@ def _bottleneck(situation: Situation | None) -> str:
     return bottleneck(situation.breakdown.per_step_ns)
 
 
-def _parts(designer: Designer, candidate: Candidate, contributions: Mapping[str, Gain]) -> tuple[Part, ...]:
+def _parts(
+    designer: Designer,
+    candidate: Candidate,
+    contributions: Mapping[str, Gain],
+    together: Mapping[str, tuple[str, ...]],
+) -> tuple[Part, ...]:
     """Return every change with its contribution, if that was measured; the largest contribution comes first."""
     parts = []
     accepted = [decision for decision in designer.decisions if decision.verdict == "accepted"]
@@ -287,6 +294,7 @@ def _parts(designer: Designer, candidate: Candidate, contributions: Mapping[str,
                 gain=None if gain is None else gain.ratio,
                 interval=None if gain is None else gain.interval,
                 num_blocks=0 if gain is None else gain.num_blocks,
+                together=together.get(name, ()),
                 bound=decision.predicted_bound if decision else None,
                 reason=decision.reason if decision else "part of the best combination",
                 numerics=strategy.numerics(strategy.complete(choice, designer.space.workload)),

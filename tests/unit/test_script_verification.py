@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,6 +52,22 @@ def test_a_script_that_does_not_repeat_itself_is_given_its_own_scatter() -> None
 
     assert alike.same
     assert not apart.same
+
+
+def test_other_random_numbers_of_the_samples_are_no_other_training() -> None:
+    """Another number of workers augments every sample differently; runs of one script repeat themselves."""
+    rejected = 0
+    for seed in range(200):
+        draw = random.Random(seed)
+        today, changed = ([7.0 - step / 500 + draw.gauss(0, 0.1) for step in range(17)] for _ in range(2))
+        rejected += not compare_losses([today, today], [changed, changed], GAIN).same
+    assert rejected <= 20
+
+    def noisy(draw: random.Random, factor: float) -> list[float]:
+        return [factor * (7.0 - step / 500) + draw.gauss(0, 0.1) for step in range(100)]
+
+    draw = random.Random(1)
+    assert not compare_losses([noisy(draw, 1.0)] * 2, [noisy(draw, 1.03)] * 2, GAIN).same
 
 
 def test_starts_of_other_lengths_are_compared_as_far_as_all_go() -> None:

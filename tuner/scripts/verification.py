@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from steptune.tuner.errors import BaselineError, RecommendationError, SteptuneError
+from steptune.tuner.estimates import student_quantile
 from steptune.tuner.guard.curves import last_quarter
 from steptune.tuner.records import Candidate, Choice, Gain, MeasureSettings, TrialResult, TrialSpec, new_id
 from steptune.tuner.records.base import Record
@@ -37,6 +38,8 @@ LOSS_SHARE = 0.01
 """Tolerance for a difference of the losses, as a share of the loss: rounding errors grow over the steps, even where the
 loss does not fall.
 """
+LEAST_FOR_CHANCE = 4
+"""Minimum number of steps from which the scatter of a difference is estimated."""
 STARTS_ON_CPU = "the host's memory layout differs between new processes, but not between forks of one copy"
 WINDOWS_SHARE = 0.1
 """Maximum time of a run's windows, as a share of the inspection's time. Runs
@@ -223,7 +226,8 @@ def compare_losses(today: Sequence[list[float]], changed: Sequence[list[float]],
     ends, ends_changed = ([last_quarter(losses[:num]) for losses in side] for side in (today, changed))
     fall = max(0.0, statistics.fmean(losses[0] for losses in today) - statistics.fmean(ends))
     size = abs(statistics.fmean(ends))
-    tolerance = max(SPREADS * (max(ends) - min(ends)) + FALL_SHARE * fall, LOSS_SHARE * size)
+    chance = _chance([[statistics.fmean(at) for at in zip(*losses, strict=False)][:num] for losses in (today, changed)])
+    tolerance = max(SPREADS * (max(ends) - min(ends)) + FALL_SHARE * fall, LOSS_SHARE * size, chance)
     difference = statistics.fmean(ends_changed) - statistics.fmean(ends)
     same = math.isfinite(difference) and abs(difference) <= tolerance
     side = "higher" if difference > 0 else "lower"
@@ -239,6 +243,26 @@ def compare_losses(today: Sequence[list[float]], changed: Sequence[list[float]],
     return ScriptVerification(
         gain=gain, same=same, reason=reason, num_losses=num, difference=difference, tolerance=tolerance
     )
+
+
+def _chance(curves: Sequence[list[float]]) -> float:
+    """Return the difference of two curves' ends that chance alone makes: the half-width of a 95 % interval of their
+    mean difference, from its scatter over the steps.
+
+    Curves over the same batches differ smoothly, by next to no scatter. They differ from step to step where the changed
+    script draws other random numbers: each worker of a loader augments with its own generator, so another number of
+    workers augments every sample differently.
+
+    Args:
+        curves: Mean losses of the runs of each script, by step; equally long.
+    """
+    today, changed = curves
+    differences = [theirs - ours for ours, theirs in zip(today, changed, strict=True)][len(today) // 2 :]
+    if len(differences) < LEAST_FOR_CHANCE or not all(map(math.isfinite, differences)):
+        return 0.0
+    num_last = max(1, len(today) // 4)
+    quantile = student_quantile(0.975, len(differences) - 1)
+    return quantile * statistics.stdev(differences) / math.sqrt(num_last)
 
 
 def _spec(side: Changed, look: Look, directory: Path, seed: int) -> TrialSpec:

@@ -1,12 +1,12 @@
 """Do recommendations train as well as today's settings?
 
-    python benchmarks/trained.py                                   # ten studies, six trainings of each
+    python benchmarks/trained.py                                   # fourteen studies, six trainings of each
     python benchmarks/trained.py --only MarkovGPT --budget 120     # both starts of one training
     python benchmarks/trained.py --only Teacher --steps 50 --budget 40 --seeds 0 1 --out small.jsonl      # a dry run
     python benchmarks/trained.py --phase studies --records FOLDER --at-once 5 --budget 75 --foreign-load 1
     python benchmarks/trained.py --phase trainings --records FOLDER --at-once 10    # of the recommendations kept there
 
-Five small trainings (`workloads/learning.py`), each from FP32 eager and from bf16 compiled with a fused optimizer, are
+Seven small trainings (`workloads/learning.py`), each from FP32 eager and from bf16 compiled with a fused optimizer, are
 tuned. Then today's settings and the recommended ones train 2,000 steps each, from the same three seeds, in fresh
 processes. The metric is the mean loss of the last steps; no step sees a sample twice. It should lie inside the spread
 that seeds alone make: the mean of the recommended settings between the best and the worst seed of today's.
@@ -42,7 +42,15 @@ from steptune.tuner.export import exporter_named
 from steptune.tuner.records import BASELINE, Environment, Recommendation
 
 LEARNING = ROOT / "benchmarks" / "workloads" / "learning.py"
-NAMES = ("MarkovGPT", "MarkovLSTM", "ShapesConvolutional", "ShapesTransformer", "Teacher")
+NAMES = (
+    "MarkovGPT",
+    "MarkovLSTM",
+    "ShapesConvolutional",
+    "ShapesTransformer",
+    "Teacher",
+    "ShapesDenoiser",
+    "Towers",
+)
 STARTS = {"FP32": "", "bf16 compiled fused": "professional=True"}
 SCRIPT = ROOT / "benchmarks" / "fidelity" / "trained.py"
 SIDES = ("today", "recommended")

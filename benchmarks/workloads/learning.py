@@ -216,3 +216,93 @@ class Teacher(Learning):
 
     def optimizer(self, named_parameters):
         return torch.optim.SGD([p for _, p in named_parameters], lr=0.05, momentum=0.9)
+
+
+class NoisyShapes(Shapes):
+    """Images of outlines with another noise level each, and the noise that was added."""
+
+    def __getitem__(self, index):
+        image, _ = super().__getitem__(index)
+        generator = torch.Generator().manual_seed(-1 - index)
+        level = torch.rand(1, generator=generator)
+        noise = torch.randn(1, SIDE, SIDE, generator=generator)
+        return (1 - level) * image + level * noise, level, noise
+
+
+class ShapesDenoiser(Learning):
+    """A convolutional network with skips and group normalisation predicts the noise of an image, as diffusion does."""
+
+    def model(self):
+        return Denoiser()
+
+    def dataset(self):
+        return NoisyShapes(self.num_samples)
+
+    def loss(self, model, batch):
+        noisy, level, noise = batch
+        return F.mse_loss(model(noisy, level).float(), noise)
+
+
+class Denoiser(nn.Module):
+    def __init__(self, width: int = 48) -> None:
+        super().__init__()
+        self.level = nn.Sequential(nn.Linear(1, width), nn.SiLU(), nn.Linear(width, 2 * width))
+        self.enter, self.down = nn.Conv2d(1, width, 3, padding=1), nn.Conv2d(width, 2 * width, 3, 2, 1)
+        self.middle = nn.Sequential(
+            *(part for _ in range(2) for part in (nn.GroupNorm(8, 2 * width), nn.SiLU(), self._same(2 * width)))
+        )
+        self.up = nn.ConvTranspose2d(2 * width, width, 4, 2, 1)
+        self.leave = nn.Sequential(nn.GroupNorm(8, width), nn.SiLU(), nn.Conv2d(width, 1, 3, padding=1))
+
+    def _same(self, width):
+        return nn.Conv2d(width, width, 3, padding=1)
+
+    def forward(self, noisy, level):
+        fine = self.enter(noisy)
+        coarse = self.down(F.silu(fine)) + self.level(level)[..., None, None]
+        return self.leave(fine + self.up(coarse + self.middle(coarse)))
+
+
+class Visits(torch.utils.data.Dataset):
+    """Items that a user of a random taste took, and the one that came next."""
+
+    def __init__(self, num_samples: int, num_items: int = 2048, length: int = 12, taste: int = 6) -> None:
+        self.num_samples, self.length = num_samples, length
+        generator = torch.Generator().manual_seed(3)
+        self.items = torch.randn(num_items, taste, generator=generator)
+
+    def __len__(self):
+        return self.num_samples
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        scores = self.items @ torch.randn(self.items.shape[1], generator=generator)
+        taken = scores.softmax(0).multinomial(self.length + 1, generator=generator)
+        return taken[:-1], taken[-1]
+
+
+class Towers(Learning):
+    """A recommender of two towers with large embeddings, trained against the other items of its batch."""
+
+    global_batch = 256
+    rate = 3e-3
+
+    def model(self):
+        return TwoTowers()
+
+    def dataset(self):
+        return Visits(self.num_samples)
+
+    def loss(self, model, batch):
+        scores = model(*batch)
+        return F.cross_entropy(scores, torch.arange(len(scores), device=scores.device))
+
+
+class TwoTowers(nn.Module):
+    def __init__(self, num_items: int = 2048, width: int = 64) -> None:
+        super().__init__()
+        self.items = nn.Embedding(num_items, width)
+        self.user = nn.Sequential(nn.Linear(width, 128), nn.GELU(), nn.LayerNorm(128), nn.Linear(128, width))
+
+    def forward(self, taken, following):
+        return self.user(self.items(taken).mean(1)) @ self.items(following).T / 8

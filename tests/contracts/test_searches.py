@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from search_builders import NO_LIMIT_S, RECOMPILING, SMALL, Machine, StudyRun, candidate, surface_space, tell
+from search_builders import NO_LIMIT_S, RECOMPILING, SMALL, Machine, StudyRun, candidate, searched, surface_space, tell
 
 from steptune.service.api.requests import StudyRequest
 from steptune.tuner.errors import ChoiceError
@@ -229,6 +229,23 @@ def test_a_first_compilation_that_takes_longer_than_expected_leaves_time_for_an_
     assert kinds == [FailureKind.TIMEOUT], "the first compilation, and no second one"
     assert answer.verdict is Verdict.FASTER
     assert machine.now_s <= (1 + LONGEST_OVERRUN) * 60.0
+
+
+@pytest.mark.parametrize(("left_s", "longest_s"), [(1000.0, 500.0), (150.0, 97.5), (70.0, 70.0)])
+def test_a_later_compilation_may_take_half_of_what_is_left_or_somewhat_more_than_expected(left_s, longest_s):
+    """A model that autotuned for minutes took all that was left of a study that had found a gain before."""
+    designer = searched(SEPARABLE, 0, trials=8)
+    assert designer.best() != designer.reference
+    measured = [c.choices for c in designer.knowledge.measured()]
+    unseen = next(m for m in designer.space.moves if all(c.get(m.strategy) != m.choice for c in measured))
+    for strategy in designer.space.strategies:
+        strategy.recompiles = strategy.name == unseen.strategy
+        strategy.trial_cost_s = 60.0 if strategy.name == unseen.strategy else 0.0
+    designer.budget_s += left_s - designer.left_s
+    fused = BASELINE.with_choice(unseen.strategy, unseen.choice)
+    assert designer.history.cost_s(fused) == pytest.approx(65.0)
+    assert designer.longest_s(fused) == pytest.approx(longest_s)
+    assert designer.longest_s(designer.reference) == pytest.approx(left_s)
 
 
 @pytest.mark.parametrize("seed", range(3))

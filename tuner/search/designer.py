@@ -42,6 +42,10 @@ from steptune.tuner.search.space import Space
 LEAST_RESERVE, LARGEST_RESERVE = 0.12, 0.38
 """Minimum and maximum share of the budget that is kept for the confirmation."""
 RESERVE_MARGIN = 1.1
+COMPILE_SHARE, COMPILE_MARGIN = 0.5, 1.5
+"""Share of the time left, and multiple of its expected time, that a first compilation may take at most once there is
+something to confirm; the larger of the two applies.
+"""
 WINDOW_S = 1.2
 """Seconds of windows in each run of the confirmation."""
 CLEARLY, PERHAPS = 0.9, 0.15
@@ -346,11 +350,18 @@ class Designer:
         return self.budget_s - self.knowledge.spent_s - self._reserve_s()
 
     def longest_s(self, candidate: Candidate) -> float:
-        """Return the maximum seconds until a trial's first window. While there is nothing to confirm, a trial that
-        compiles must leave time to try and confirm a choice that needs no compilation, if one is left untried.
+        """Return the maximum seconds until a trial's first window.
+
+        While there is nothing to confirm, a trial that compiles must leave time to try and confirm a choice that needs
+        no compilation, if one is left untried. Later, a first compilation may take half of what is left, or somewhat
+        more than expected: how long it takes is hardly known before (autotuning took over 7 times as long as compilation
+        without it, where 4 times were expected), and others may be tried in the rest.
         """
-        if self._has_something_to_confirm() or not self.space.compiles_again(candidate, self.reference):
+        if not self.space.compiles_again(candidate, self.reference):
             return self.left_s
+        if self._has_something_to_confirm():
+            expected_s = COMPILE_MARGIN * self.history.cost_s(candidate)
+            return min(self.left_s, max(COMPILE_SHARE * self.left_s, expected_s))
         if not self._has_another_without_compilation():
             return self.left_s
         another_s = self.knowledge.expected_cost_s(self.reference, self.reference) + self._least_confirmation_s()

@@ -41,6 +41,7 @@ SMALL = {
 }
 WANTED_RATIO, WANTED_WAIT = 2.66, 0.02
 NUM_TURNS = 4
+WAITS = {"data_wait_after": Category.DATA_WAIT, "epoch_restart_after": Category.EPOCH_RESTART}
 
 
 def look(name: str, study: Tuned, found: dict, num_epochs: int) -> dict:
@@ -50,9 +51,9 @@ def look(name: str, study: Tuned, found: dict, num_epochs: int) -> dict:
         timed["whole_epochs"] = whole_epochs(
             study.study.workload, study.space.complete(BASELINE), study.space.complete(ours), num_epochs
         )
-    wait = found["shares_after"].get(Category.DATA_WAIT.value, 0.0)
-    restart = found["shares_after"].get(Category.EPOCH_RESTART.value, 0.0)
-    return {**timed, "data_wait_after": wait, "epoch_restart_after": restart}
+    after = found["shares_after"]  # empty without a profile that can be trusted
+    waits = {name: after.get(category.value, 0.0) if after else None for name, category in WAITS.items()}
+    return {**timed, **waits}
 
 
 def whole_epochs(workload: str, today: dict[str, Choice], ours: dict[str, Choice], num_epochs: int) -> dict:
@@ -89,7 +90,9 @@ def verdict(row: dict) -> str:
         ratio = row["whole_epochs"]["ratio"]
         reached = "reached" if ratio >= WANTED_RATIO else "NOT reached"
         return f"{ratio:.2f} times over whole epochs, wanted {WANTED_RATIO}: {reached}"
-    waits = row["data_wait_after"] + row["epoch_restart_after"]
+    if any(row[name] is None for name in WAITS):
+        return f"{row['gain']} times, wanted {WANTED_RATIO}; no profile of the answer can be trusted: NOT reached"
+    waits = sum(row[name] for name in WAITS)
     good = (row["gain"] or 0) >= WANTED_RATIO and waits < WANTED_WAIT
     return (
         f"{row['gain']} times, wanted {WANTED_RATIO}; data wait and epoch restart {waits:.1%} after, wanted below "

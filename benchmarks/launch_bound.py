@@ -31,17 +31,19 @@ GAPS = tuple(info.category.value for info in CATEGORIES if info.group in ("gaps"
 WANTED_BEFORE, WANTED_AFTER = 0.50, 0.05
 
 
-def gaps(shares: Mapping[str, float]) -> float:
-    return sum(shares.get(name, 0.0) for name in GAPS)
+def gaps(shares: Mapping[str, float]) -> float | None:
+    """Share of the step in gaps; None without a profile that can be trusted."""
+    return round(sum(shares.get(name, 0.0) for name in GAPS), 4) if shares else None
 
 
 def look(name: str, study: Tuned, found: dict) -> dict:
-    before, after = gaps(found["shares_before"]), gaps(found["shares_after"])
-    return {"gaps_before": round(before, 4), "gaps_after": round(after, 4)}
+    return {"gaps_before": gaps(found["shares_before"]), "gaps_after": gaps(found["shares_after"])}
 
 
 def verdict(row: dict) -> str:
     before, after = row["gaps_before"], row["gaps_after"]
+    if before is None or after is None:
+        return f"{row['gain']} times as fast; no profile of both sides can be trusted: NOT reached"
     reached = before > WANTED_BEFORE and after < WANTED_AFTER
     return (
         f"kernel gaps {before:.1%} of the step before (wanted above {WANTED_BEFORE:.0%}), {after:.1%} after (wanted "

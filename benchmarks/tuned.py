@@ -319,6 +319,7 @@ def told(study: Tuned) -> list[dict]:
                 "step_ms": _step_ms(result),
                 "void": [window.void for window in result.windows if window.void],
                 "unmeasured": result.unmeasured,
+                "repeated": [attempt.failure.message for attempt in result.repeated],
             }
         lines.append(line)
     return lines

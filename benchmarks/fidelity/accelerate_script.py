@@ -8,7 +8,15 @@ import sys
 sys.path.insert(0, sys.argv[1])  # the folder of accelerate_settings.py
 
 # First: it sets variables that torch reads when it is loaded.
-from accelerate_settings import ACCELERATOR, DATALOADER, OPTIMIZER, prepared, prepared_dataset, set_up  # noqa: I001
+from accelerate_settings import (  # noqa: I001
+    ACCELERATOR,
+    DATALOADER,
+    OPTIMIZER,
+    prepared,
+    prepared_dataset,
+    prepared_loader,
+    set_up,
+)
 
 from pathlib import Path
 
@@ -31,6 +39,7 @@ def main():
         torch.utils.data.DataLoader(prepared_dataset(dataset), shuffle=True, drop_last=True, **DATALOADER),
         loss=lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
         count=lambda batch: len(batch[0]),
+        prepared_loader=prepared_loader,
     )
     report(steps, warm_up_s=float(sys.argv[3]), measure_s=float(sys.argv[4]))
 

@@ -5,7 +5,7 @@ import sys
 sys.path.insert(0, sys.argv[1])  # the folder of lightning_trainer.py
 
 # First: it sets variables that torch reads when it is loaded.
-from lightning_trainer import DATALOADER, OPTIMIZER, prepared, prepared_dataset, trainer  # noqa: I001
+from lightning_trainer import DATALOADER, OPTIMIZER, prepared, prepared_dataset, prepared_loader, trainer  # noqa: I001
 
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def main():
     made = trainer(max_epochs=-1, min_epochs=0, callbacks=[Measured(meter)], enable_model_summary=False, **quiet)
     model, dataset, optimizer = EXAMPLES[sys.argv[2]](folder)
     loader = torch.utils.data.DataLoader(prepared_dataset(dataset), shuffle=True, drop_last=True, **DATALOADER)
-    made.fit(prepared(Classifier(model, optimizer)), loader)
+    made.fit(prepared(Classifier(model, optimizer)), prepared_loader(loader))
 
 
 if __name__ == "__main__":

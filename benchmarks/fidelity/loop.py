@@ -12,9 +12,11 @@ def train(
     *,
     loss: Callable[[Any, Any], Any],
     count: Callable[[Any], int],
+    prepared_loader: Callable[[Any], Any],
 ) -> Iterator[int]:
     """Endless epochs; after every update, what `count` said of its batches."""
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    loader = prepared_loader(loader)
     done = 0
     while True:
         for batch in loader:

@@ -5,7 +5,14 @@ import sys
 sys.path.insert(0, sys.argv[1])  # the folder of training_arguments.py
 
 # First: it sets variables that torch reads when it is loaded.
-from training_arguments import ARGUMENTS, OPTIMIZER, prepared, prepared_dataset, training_arguments  # noqa: I001
+from training_arguments import (  # noqa: I001
+    ARGUMENTS,
+    OPTIMIZER,
+    prepared,
+    prepared_dataset,
+    prepared_trainer,
+    training_arguments,
+)
 
 from pathlib import Path
 
@@ -57,14 +64,15 @@ def main():
     model, dataset, optimizer = EXAMPLES[sys.argv[2]](folder)
     model = prepared(Classifier(model))
     batch = ARGUMENTS["per_device_train_batch_size"] * ARGUMENTS["gradient_accumulation_steps"]
-    Trainer(
+    made = Trainer(
         model,
         arguments,
         train_dataset=prepared_dataset(dataset),
         data_collator=collate,
         optimizers=(optimizer(model.parameters(), **OPTIMIZER), None),
         callbacks=[Measured(Meter(warm_up_s=float(sys.argv[3]), measure_s=float(sys.argv[4])), batch)],
-    ).train()
+    )
+    prepared_trainer(made).train()
 
 
 if __name__ == "__main__":

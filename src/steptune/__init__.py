@@ -2,7 +2,7 @@
 
 In a workload file:      `steptune.Workload`
 In a training script:    `steptune.apply(recommendation, workload)`, `steptune.launch_environment(recommendation)`,
-                         `steptune.cached(dataset)`, `steptune.compile_blocks(model)`,
+                         `steptune.cached(dataset)`, `steptune.compile_blocks(model)`, `steptune.epochs_ahead(loader)`,
                          `steptune.watch(loader)`, `steptune.enable("steptune.json")`
 Of existing traces:      `steptune.analyse_traces([Path("rank0.json.gz"), ...])`
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from steptune._version import __version__
     from steptune.tuner.export.apply import apply, launch_environment
-    from steptune.tuner.export.in_loops import cached, compile_blocks
+    from steptune.tuner.export.in_loops import cached, compile_blocks, epochs_ahead
     from steptune.tuner.export.native import load_recommendation
     from steptune.tuner.profiling.analysis import analyse_traces
     from steptune.tuner.scripts.enable import enable
@@ -31,6 +31,7 @@ __all__ = [
     "cached",
     "compile_blocks",
     "enable",
+    "epochs_ahead",
     "launch_environment",
     "load_recommendation",
     "watch",
@@ -44,6 +45,7 @@ _MODULES = {
     "cached": "steptune.tuner.export.in_loops",
     "compile_blocks": "steptune.tuner.export.in_loops",
     "enable": "steptune.tuner.scripts.enable",
+    "epochs_ahead": "steptune.tuner.export.in_loops",
     "launch_environment": "steptune.tuner.export.apply",
     "load_recommendation": "steptune.tuner.export.native",
     "watch": "steptune.tuner.scripts.watch",

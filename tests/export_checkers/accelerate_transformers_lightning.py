@@ -130,6 +130,33 @@ def preparations(module) -> dict:
     }
 
 
+class Rows(torch.utils.data.Dataset):
+    """Numbers as the Trainer collates them; at the top of a module, so that workers find it."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return {"number": torch.tensor(index)}
+
+
+KEPT = {"batch_size": 2, "num_workers": 1, "persistent_workers": True}
+
+
+def shuffled_loader():
+    """The same order in every process."""
+    return torch.utils.data.DataLoader(Rows(), shuffle=True, generator=torch.Generator().manual_seed(0), **KEPT)
+
+
+def epochs_of(plain, prepared) -> dict:
+    """Say whether three epochs have the same batches, and how many of them began with idle workers; None where workers
+    wait for each epoch.
+    """
+    found, wanted = ([[b["number"].tolist() for b in loader] for _ in range(3)] for loader in (prepared, plain))
+    inner = getattr(prepared, "base_dataloader", prepared)
+    return {"same": found == wanted, "restarts": getattr(inner, "num_restarts", None)}
+
+
 def accelerate_python(path: str):
     os.environ["OMP_NUM_THREADS"] = "1"  # as accelerate launch does
     module = runpy.run_path(path)
@@ -139,6 +166,9 @@ def accelerate_python(path: str):
     found = {
         **code_settings(module),
         "prepared": preparations(module),
+        "epochs": epochs_of(
+            accelerator.prepare(shuffled_loader()), module["prepared_loader"](accelerator.prepare(shuffled_loader()))
+        ),
         "accumulation": accelerator.gradient_accumulation_steps,
         "ddp": {},
         "hook": None,
@@ -156,11 +186,22 @@ def transformers_arguments(path: str):
     """Read arguments that need a GPU to be accepted, and leave them out of what is made."""
     module = runpy.run_path(path)
     arguments = module["ARGUMENTS"]
-    from transformers import TrainingArguments
+    from transformers import Trainer, TrainingArguments
 
     refuse_unknown(arguments, fields(TrainingArguments), "TrainingArguments")
     with tempfile.TemporaryDirectory() as folder:
         made = module["training_arguments"](folder, use_cpu=True, tf32=None, report_to="none")
+        workers = {f"dataloader_{name}": value for name, value in KEPT.items() if name != "batch_size"}
+        plain = TrainingArguments(
+            folder,
+            use_cpu=True,
+            report_to="none",
+            per_device_train_batch_size=2,
+            remove_unused_columns=False,
+            **workers,
+        )
+        one, other = (Trainer(torch.nn.Linear(1, 1), plain, train_dataset=Rows()) for _ in range(2))
+        epochs = epochs_of(one.get_train_dataloader(), module["prepared_trainer"](other).get_train_dataloader())
     found = {name: getattr(made, name) for name in arguments if name not in ("use_cpu", "tf32")}
     found["dataloader_pin_memory"] = arguments["dataloader_pin_memory"]  # made False on CPUs
     if made.fsdp_plugin_args:
@@ -169,7 +210,13 @@ def transformers_arguments(path: str):
         )
         found["plugin"] = {"version": plugin.fsdp_version, "reshard": plugin.reshard_after_forward}
     settings = code_settings({"set_up": module["set_up"]})
-    return {**found, "tf32": arguments.get("tf32"), "settings": settings, "prepared": preparations(module)}
+    return {
+        **found,
+        "tf32": arguments.get("tf32"),
+        "settings": settings,
+        "prepared": preparations(module),
+        "epochs": epochs,
+    }
 
 
 def lightning(path: str):
@@ -206,7 +253,9 @@ def lightning(path: str):
     found["benchmark"] = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = False
     compiled = isinstance(fitted, torch._dynamo.OptimizedModule)
-    return {**found, "compiled": compiled, "settings": code_settings(module), "prepared": preparations(module)}
+    epochs = epochs_of(shuffled_loader(), module["prepared_loader"](shuffled_loader()))
+    found |= {"settings": code_settings(module), "prepared": preparations(module), "epochs": epochs}
+    return {**found, "compiled": compiled}
 
 
 def optuna(path: str):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -187,6 +188,15 @@ def test_a_script_that_fails_under_a_candidate_says_why_in_its_own_words(faulty:
     assert result.failure is not None
     assert result.failure.kind is FailureKind.WORKLOAD_ERROR
     assert result.failure.message.endswith("RuntimeError: the script's own words")
+
+
+@FAULTY
+def test_a_script_that_the_profiler_crashes_is_measured_without_one(faulty: Trials) -> None:
+    result = faulty.asked_for_a_profile(planted={"fault": "crashes"})
+
+    assert result.ok, result.failure
+    assert result.breakdowns == ()
+    assert [attempt.failure.signal for attempt in result.repeated] == [signal.SIGSEGV]
 
 
 def test_what_cannot_be_applied_needs_a_workload_with_its_reason(folder: ScriptFolder, tmp_path: Path) -> None:

@@ -298,8 +298,14 @@ def preparations_mean(found: dict, recommendation: Recommendation) -> None:
     assert found == {"channels_last": layout == "channels_last", "cached": where, "samples": [1, 2]}
 
 
+def epochs_mean(found: dict, recommendation: Recommendation) -> None:
+    ahead = recommendation.choices["data_loading"]["epochs_ahead"]
+    assert found == {"same": True, "restarts": 1 if ahead else None}
+
+
 def accelerate_python_means(found: dict, recommendation: Recommendation) -> None:
     preparations_mean(found["prepared"], recommendation)
+    epochs_mean(found["epochs"], recommendation)
     settings_mean(found, recommendation)
     loader_means(found["loader"], recommendation)
     assert found["accumulation"] == pieces_of(recommendation)[1]
@@ -318,6 +324,7 @@ def accelerate_python_means(found: dict, recommendation: Recommendation) -> None
 
 def transformers_means(found: dict, recommendation: Recommendation) -> None:
     preparations_mean(found["prepared"], recommendation)
+    epochs_mean(found["epochs"], recommendation)
     choices = recommendation.choices
     size, pieces = pieces_of(recommendation)
     assert (found["per_device_train_batch_size"], found["gradient_accumulation_steps"]) == (size, pieces)
@@ -345,6 +352,7 @@ def transformers_means(found: dict, recommendation: Recommendation) -> None:
 
 def lightning_means(found: dict, recommendation: Recommendation) -> None:
     preparations_mean(found["prepared"], recommendation)
+    epochs_mean(found["epochs"], recommendation)
     choices = recommendation.choices
     precision, level = choices["precision"], choices["precision"]["level"]
     short = {"bfloat16": "bf16", "float16": "16"}.get(precision["dtype"], "32")

@@ -133,6 +133,14 @@ class TestDying:
         assert (failure.kind, failure.phase, failure.signal) == (FailureKind.CRASH, Phase.WARM_UP, signal.SIGSEGV)
         assert "SIGSEGV" in failure.message
 
+    def test_by_the_profiler_it_is_measured_without_one(self, study: Prepared) -> None:
+        """A GPU's profiler crashes where training does not: the candidate is as fast as it was measured."""
+        result = run_deed(study, "segfault", "profile", **PROFILED)
+        assert result.ok
+        assert (result.breakdowns, bool(result.memory)) == ((), True)
+        (attempt,) = result.repeated
+        assert (attempt.failure.phase, attempt.failure.signal) == (Phase.PROFILE, signal.SIGSEGV)
+
     @pytest.mark.parametrize(("deed", "status"), [("exit", 3), ("exit_quietly", 0)])
     def test_by_leaving_the_interpreter(self, study: Prepared, deed: str, status: int) -> None:
         """Status 0 in the middle of a trial is as much of a failure as any other."""

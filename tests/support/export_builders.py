@@ -96,6 +96,7 @@ RECOMMENDATIONS = {
         activation_checkpointing={"every": 2},
         micro_batch={"num_micro_batches": 4},
     ),
+    "epochs_ahead": on_cpu(data_loading={"num_workers": 2, "persistent_workers": True, "epochs_ahead": True}),
     "whole_compilation": on_cpu(
         compile={"mode": "default"},
         optimizer_implementation={"implementation": "for_loop"},

@@ -112,7 +112,9 @@ class Planted(Strategy):
     name = "planted"
     summary = "a fault that a script of the tests reads from its environment"
     defaults: ClassVar[Choice] = {"fault": "none"}
-    values: ClassVar = {"fault": ("none", "rate", "gradients", "data", "order", "state", "between", "raises")}
+    values: ClassVar = {
+        "fault": ("none", "rate", "gradients", "data", "order", "state", "between", "raises", "crashes")
+    }
     attacks: ClassVar = (Category.OPTIMIZER,)
 
     def choices(self, environment: Environment, workload: WorkloadFacts) -> tuple[Choice, ...]:
@@ -186,10 +188,14 @@ class Trials:
 
     def profiled(self, **choices: Choice) -> tuple[TrialResult, TraceAnalysis]:
         """One trial of a candidate with a profile, and the analysis that result pages read."""
-        result = self._run(choices, profile=True)
+        result = self.asked_for_a_profile(**choices)
         with StudyFiles(Path(self._study.directory)).analysis(result.trial_id).open("rb") as file:
             *ranks, whole = read_analysis(file)
         return result, replace(whole, ranks=tuple(ranks))
+
+    def asked_for_a_profile(self, **choices: Choice) -> TrialResult:
+        """One trial of a candidate that should be profiled."""
+        return self._run(choices, profile=True)
 
     def _run(self, choices: dict[str, Choice], *, profile: bool) -> TrialResult:
         candidate = Candidate(choices=choices)

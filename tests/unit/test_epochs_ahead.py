@@ -116,6 +116,22 @@ class InPlace(Sampler):
         return iter(self.order)
 
 
+class Counting(Sampler):
+    """Counts its epochs, and on by itself when one has ended, as Accelerate's seeded sampler does."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.length, self.epoch = len(dataset), 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(range(self.length))
+        random.Random(self.epoch).shuffle(order)
+        yield from order
+        self.epoch += 1
+
+
 class Lazily(Sampler):
     """Draws each index when it is asked for, by NumPy's generator."""
 
@@ -216,6 +232,19 @@ class TestSamples:
             loader, seen, _ = epochs(SAMPLINGS["split over ranks"], AHEAD, between=between)
         assert seen == epochs(SAMPLINGS["split over ranks"], WORKERS, between=between)[1]
         assert loader.num_restarts == num_restarts
+
+    @pytest.mark.parametrize("is_set", [True, False], ids=["the loop sets it too", "by itself"])
+    def test_are_those_of_a_sampler_that_counts_on_by_itself(self, *, is_set: bool) -> None:
+        def sampling(dataset: Any) -> BatchSampler:
+            return BatchSampler(Counting(dataset), 4, drop_last=False)
+
+        def between(loader: Any, epoch: int) -> None:
+            if is_set:
+                loader.batch_sampler.sampler.set_epoch(epoch)
+
+        loader, seen, _ = epochs(sampling, AHEAD, between=between)
+        assert seen == epochs(sampling, WORKERS, between=between)[1]
+        assert loader.num_restarts == 1
 
     def test_are_those_without_it_where_the_model_draws_too_which_is_said(self) -> None:
         _, plain, drawn = epochs(None, WORKERS, in_step=lambda: torch.rand(3))

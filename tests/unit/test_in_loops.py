@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import steptune
 from steptune.tuner.errors import ChoiceError
@@ -59,6 +59,34 @@ def test_an_unknown_place_is_refused() -> None:
 def test_a_dataset_without_an_index_is_refused() -> None:
     with pytest.raises(ChoiceError, match="requires a map-style dataset with __getitem__ and __len__, got Stream"):
         steptune.cached(Stream())
+
+
+def loader_of(dataset: Any, **options: Any) -> DataLoader[Any]:
+    return DataLoader(dataset, batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(0), **options)
+
+
+KEPT = {"num_workers": 1, "persistent_workers": True, "collate_fn": lambda samples: [int(s["x"]) for s in samples]}
+
+
+def test_epochs_ahead_give_the_same_batches_and_begin_one_epoch_with_idle_workers() -> None:
+    plain, ahead = loader_of(Numbers(0), **KEPT), steptune.epochs_ahead(loader_of(Numbers(0), **KEPT))
+    assert [list(ahead) for _ in range(3)] == [list(plain) for _ in range(3)]
+    assert (ahead.num_restarts, len(ahead)) == (1, len(plain))
+
+
+@pytest.mark.parametrize(
+    ("loader", "words"),
+    [
+        (lambda: loader_of(Numbers(0)), "requires workers that are kept, got num_workers=0"),
+        (lambda: loader_of(Numbers(0), num_workers=1), "persistent_workers=False: set persistent_workers=True"),
+        (lambda: DataLoader(Stream(), num_workers=1, persistent_workers=True), "of a map-style dataset"),
+        (lambda: DataLoader(Numbers(0), batch_size=None, num_workers=1, persistent_workers=True), "with batches"),
+        (lambda: [1, 2], "got list"),
+    ],
+)
+def test_epochs_ahead_need_workers_that_are_kept_and_batches_of_a_known_order(loader: Any, words: str) -> None:
+    with pytest.raises(ChoiceError, match=words):
+        steptune.epochs_ahead(loader())
 
 
 def test_a_model_that_repeats_no_block_is_refused_rather_than_left_as_it_is() -> None:

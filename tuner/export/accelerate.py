@@ -334,7 +334,7 @@ class AccelerateCode(TranslatingExporter):
     version = VERSION
     usage = (
         "In train.py, first: from accelerate_settings import ACCELERATOR, DATALOADER, OPTIMIZER, "
-        "prepared, prepared_dataset, set_up"
+        "prepared, prepared_dataset, prepared_loader, set_up"
     )
     comment = "#"
     lacks = _NOWHERE

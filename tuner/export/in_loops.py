@@ -10,9 +10,23 @@ from steptune.tuner.errors import ChoiceError
 
 if TYPE_CHECKING:
     import torch
-    from torch.utils.data import Dataset
+    from torch.utils.data import DataLoader, Dataset
 
     from steptune.tuner.strategies.dataset_cache.strategy import CachedDataset
+
+_LOADER_OPTIONS = (
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
+    "prefetch_factor",
+    "persistent_workers",
+    "in_order",
+)
+"""Arguments of a DataLoader other than dataset and sampling."""
 
 
 def cached(
@@ -53,6 +67,38 @@ def cached(
     if fill:
         made.fill(range(len(made)))
     return made
+
+
+def epochs_ahead(loader: DataLoader[Any]) -> Any:
+    """Return a loader with the same batches in the same order, whose workers begin to load the next epoch before the
+    current one ends.
+
+    Args:
+        loader: DataLoader with persistent workers over a map-style dataset, or one that Accelerate has prepared, which
+            is changed in place.
+
+    Raises:
+        ChoiceError: The loader has no persistent workers, no batch sampler, or another kind of dataset.
+    """
+    from torch.utils.data import DataLoader, IterableDataset
+
+    from steptune.tuner.training.epochs_ahead import EpochsAhead
+
+    inner = getattr(loader, "base_dataloader", None)  # of a loader that Accelerate has prepared
+    if inner is not None:
+        loader.base_dataloader = epochs_ahead(inner)
+        return loader
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset) or not loader.batch_sampler:
+        raise ChoiceError(
+            f"epochs_ahead requires a DataLoader with batches of a map-style dataset, got {type(loader).__name__}: "
+            "iterate the loader itself"
+        )
+    if not (loader.num_workers and loader.persistent_workers):
+        raise ChoiceError(
+            f"epochs_ahead requires workers that are kept, got num_workers={loader.num_workers}, persistent_workers="
+            f"{loader.persistent_workers}: set persistent_workers=True and at least one worker"
+        )
+    return EpochsAhead(loader, {name: getattr(loader, name) for name in _LOADER_OPTIONS if hasattr(loader, name)})
 
 
 def compile_blocks(model: torch.nn.Module, *, mode: str = "default", dynamic: bool | None = None) -> None:

@@ -100,7 +100,10 @@ class LightningTrainer(TranslatingExporter):
     name = "lightning"
     summary = "a Lightning Trainer, as a Python function"
     version = "lightning 2.6.6"
-    usage = "trainer(max_epochs=...).fit(prepared(module), DataLoader(prepared_dataset(dataset), **DATALOADER))"
+    usage = (
+        "trainer(max_epochs=...).fit(prepared(module), prepared_loader(DataLoader(prepared_dataset(dataset), "
+        "**DATALOADER)))"
+    )
     comment = "#"
     lacks = "Lightning has no setting for it; use steptune.apply"
     rules: ClassVar[Mapping[str, Rule]] = {

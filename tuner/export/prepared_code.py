@@ -1,7 +1,9 @@
-"""Shared code of the Python exports: changes to the model and the dataset that no target has a setting for.
+"""Shared code of the Python exports: changes to the model, the dataset and its loader that no target has a setting
+for.
 
-An exported module has `prepared(model)` and `prepared_dataset(dataset)`, which return the model and the dataset that
-the training loop uses in place of its own. Where they need more than PyTorch, they call Steptune (`in_loops.py`).
+An exported module has `prepared(model)`, `prepared_dataset(dataset)` and `prepared_loader(loader)`, which return what
+the training loop uses in place of its own; a library that makes the loader itself has `prepared_trainer(trainer)`.
+Where they need more than PyTorch, they call Steptune (`in_loops.py`).
 """
 
 from __future__ import annotations
@@ -70,14 +72,25 @@ RULES: Mapping[str, Rule] = {
 }
 
 
+PREPARED_TRAINER = """
+
+def prepared_trainer(trainer):
+    \"\"\"The Trainer that trains, which makes its loader itself.\"\"\"
+    make = trainer.get_train_dataloader
+    trainer.get_train_dataloader = lambda: prepared_loader(make())
+    return trainer
+"""
+
+
 def preparations(sections: Sections, returned: str = "model") -> str:
-    """Return the code of `prepared` and `prepared_dataset`.
+    """Return the code of `prepared`, `prepared_dataset` and `prepared_loader`.
 
     Args:
         returned: Expression of `model` that `prepared` returns.
     """
-    model = "".join(f"    {line}\n" for line in sections.get("model", {}).values())
-    dataset = "".join(f"    {line}\n" for line in sections.get("dataset", {}).values())
+    model, dataset, loader = (
+        "".join(f"    {line}\n" for line in sections.get(name, {}).values()) for name in ("model", "dataset", "loader")
+    )
     return (
         "\n\ndef prepared(model):\n"
         '    """The model to train, before anything wraps it."""\n'
@@ -85,4 +98,7 @@ def preparations(sections: Sections, returned: str = "model") -> str:
         "\n\ndef prepared_dataset(dataset):\n"
         '    """The dataset to load from."""\n'
         f"{dataset}    return dataset\n"
+        "\n\ndef prepared_loader(loader):\n"
+        '    """The loader to iterate, after the library has prepared it."""\n'
+        f"{loader}    return loader\n"
     )

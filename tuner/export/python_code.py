@@ -20,7 +20,8 @@ NO_BATCH = "the global batch cannot be divided evenly over ranks and micro-batch
 NO_LAYOUT = "your script's parameters do not share one buffer; use steptune.apply"
 ONE_RANK = "one process has no gradients to reduce"
 NO_EPOCHS_AHEAD = {
-    "epochs_ahead": "a DataLoader cannot start an epoch before the previous one ends; use steptune.apply"
+    "epochs_ahead": "a DataLoader cannot start an epoch before the previous one ends; use steptune.apply, or "
+    "steptune.epochs_ahead(loader)"
 }
 STAYS_SET = "measured with this variable set; start the training with the same value"
 LIKE_OTHERS = "PyTorch also applies a given bucket size to the first bucket"
@@ -34,8 +35,13 @@ TOKEN_WEIGHTS = "micro-batches have equal weights in the export; the measured ru
 
 
 def data_loading(choice: Choice, recommendation: Recommendation) -> Said:
-    """Return the arguments of the DataLoader."""
-    return Said(sections={"DATALOADER": loader_arguments(choice)}, missing=NO_EPOCHS_AHEAD)
+    """Return the arguments of the DataLoader, and the code that wraps it."""
+    return Said(sections={"DATALOADER": loader_arguments(choice), "loader": loader_lines(choice)})
+
+
+def loader_lines(choice: Choice) -> dict[str, str]:
+    """Return the code that changes a loader which its library has made."""
+    return {"epochs_ahead": "loader = steptune.epochs_ahead(loader)"} if choice["epochs_ahead"] else {}
 
 
 def loader_arguments(choice: Choice) -> dict[str, Any]:

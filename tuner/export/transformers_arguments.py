@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from steptune.tuner.export import prepared_code, python_code
-from steptune.tuner.export.prepared_code import preparations
+from steptune.tuner.export.prepared_code import PREPARED_TRAINER, preparations
 from steptune.tuner.export.python_code import NO_BATCH, NO_LAYOUT, ONE_RANK, constant, imports, set_up_code
 from steptune.tuner.export.settings import batch_per_rank, choice_of
 from steptune.tuner.export.sharding import STRATEGY, WRAPS, sharding_of
@@ -38,7 +38,7 @@ def _said(missing: Mapping[str, str] | None = None, **arguments: Any) -> Said:
 
 def _data_loading(choice: Choice, recommendation: Recommendation) -> Said:
     arguments = {f"dataloader_{name}": value for name, value in python_code.loader_arguments(choice).items()}
-    return _said(python_code.NO_EPOCHS_AHEAD, **arguments)
+    return Said(sections={_ARGUMENTS: arguments, "loader": python_code.loader_lines(choice)})
 
 
 def _precision(choice: Choice, recommendation: Recommendation) -> Said:
@@ -148,8 +148,8 @@ class TransformersArguments(TranslatingExporter):
     summary = "TrainingArguments of Hugging Face transformers, as a Python function"
     version = "transformers 5.23.0"
     usage = (
-        'Trainer(prepared(model), training_arguments("out", max_grad_norm=..., learning_rate=...), '
-        "train_dataset=prepared_dataset(dataset)): the recipe stays yours"
+        'prepared_trainer(Trainer(prepared(model), training_arguments("out", max_grad_norm=..., learning_rate=...), '
+        "train_dataset=prepared_dataset(dataset))).train(): the recipe stays yours"
     )
     comment = "#"
     lacks = "TrainingArguments have no setting for it; use steptune.apply"
@@ -184,7 +184,9 @@ class TransformersArguments(TranslatingExporter):
             + "\n\ndef training_arguments(output_dir, **recipe):\n"
             '    """Make the process-wide settings, and return the arguments; yours override recommended ones."""\n'
             "    set_up()\n"
-            "    return TrainingArguments(output_dir=output_dir, **{**ARGUMENTS, **recipe})\n" + preparations(sections)
+            "    return TrainingArguments(output_dir=output_dir, **{**ARGUMENTS, **recipe})\n"
+            + preparations(sections)
+            + PREPARED_TRAINER
         )
         above = imports(recommendation, code, "from transformers import TrainingArguments")
         return f"{self.header(recommendation)}\n{above}\n{code}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 from steptune.tuner.records import Failure, FailureKind, Phase
@@ -9,6 +10,7 @@ from steptune.tuner.scripts.launch import Ended
 
 MEMORY_SIGNS = ("out of memory", "OutOfMemoryError", "Cannot allocate memory", "can't allocate memory")
 LOG_BYTES = 1 << 16
+NATIVE_CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 
 def last_line_of(said: str) -> str:
@@ -18,6 +20,11 @@ def last_line_of(said: str) -> str:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     own = [line for line in lines if not line.startswith("steptune: ")]
     return (own or lines or [""])[-1]
+
+
+def crash_of(status: int) -> int | None:
+    """Return the signal of a native crash from an exit status as in a shell; None for any other end."""
+    return next((found for found in NATIVE_CRASHES if status == 128 + found), None)
 
 
 def failure_of(ended: Ended, log: Path) -> Failure:
@@ -41,7 +48,13 @@ def failure_of(ended: Ended, log: Path) -> Failure:
         return Failure(kind=FailureKind.OUT_OF_MEMORY, phase=Phase.WARM_UP, message=last, traceback=tail)
     if ended.status:
         message = f"the command ended with status {ended.status}: {last}"
-        return Failure(kind=FailureKind.WORKLOAD_ERROR, phase=Phase.BUILD, message=message, traceback=tail)
+        return Failure(
+            kind=FailureKind.WORKLOAD_ERROR,
+            phase=Phase.BUILD,
+            message=message,
+            traceback=tail,
+            signal=crash_of(ended.status),
+        )
     return Failure(
         kind=FailureKind.WORKLOAD_ERROR,
         phase=Phase.MEASURE,

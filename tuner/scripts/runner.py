@@ -13,6 +13,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import msgspec
 from steptune.tuner.profiling.lanes import FULL_CELLS
 from steptune.tuner.protocols import Progress, ProgressListener
 from steptune.tuner.records import (
+    Attempt,
     Breakdown,
     Environment,
     FailureKind,
@@ -167,7 +169,16 @@ class ScriptRunner:
             measure["profile"] = False  # the look has recorded its steps
         trial = self.starts.task(changes, guard, measure)
         way = Start(command=self._look.command, variables=spec.environment_variables, anew=anew)
+        began = datetime.now(UTC).isoformat()
         result = self._timed(spec, purpose, settings, group, trial, way, applied)[0]
+        failure = result.failure
+        if failure is not None and failure.signal is not None and measure["profile"]:
+            # The profiler of a GPU can crash where training does not.
+            listener(Progress(trial_id=spec.trial_id, text=f"{failure.message}; repeating without a profile"))
+            unprofiled = msgspec.structs.replace(spec, profile=False)
+            again = self._run(unprofiled, purpose, settings, group, listener, is_again=is_again)
+            attempt = Attempt(failure=failure, began_at=began, duration_ns=result.duration_ns)
+            return msgspec.structs.replace(again, repeated=(attempt, *again.repeated))
         if result.interpreter == "forked" and result.failure is not None and result.failure.kind in FAULTS_OF_COPIES:
             again = self._run_anew(spec, purpose, settings, group, listener)
             if again.failure is None:

@@ -354,8 +354,8 @@ class Designer:
 
         While there is nothing to confirm, a trial that compiles must leave time to try and confirm a choice that needs
         no compilation, if one is left untried. Later, a first compilation may take half of what is left, or somewhat
-        more than expected: how long it takes is hardly known before (autotuning took over 7 times as long as compilation
-        without it, where 4 times were expected), and others may be tried in the rest.
+        more than expected: how long it takes is hardly known before (autotuning took over 7 times as long as
+        compilation without it, where 4 times were expected), and others may be tried in the rest.
         """
         if not self.space.compiles_again(candidate, self.reference):
             return self.left_s

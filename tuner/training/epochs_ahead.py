@@ -227,9 +227,8 @@ class _Feed:
                 return False
             self._apart = generator_states()
         with self._generators_apart():
-            number = _number_of(self._twin)
-            if number is not None:
-                _set_epoch(self._twin, number + self._step)
+            if self._number is not None:  # as the epoch began: a sampler may count on by itself when one has ended
+                _set_epoch(self._twin, self._number + self._step * len(self._epochs))
             self._epochs.append(_Epoch(_rest(iter(self._twin))))
         return True
 

@@ -194,6 +194,14 @@ def repeats_after(failure: Failure) -> int:
     return 0
 
 
+def is_crash_of_profiler(failure: Failure) -> bool:
+    """Say whether a run crashed natively while it was profiled. Its windows are behind it, and the profiler of a GPU
+    can crash where training does not: it did with a step recorded as a CUDA graph.
+    """
+    crashed = failure.kind is FailureKind.CRASH and failure.signal not in (None, *EXTERNAL_SIGNALS)
+    return crashed and failure.phase is Phase.PROFILE
+
+
 def failure_of_exit(
     *, code: int | None, signal_number: int | None, out_of_memory: bool, phase: Phase, rank: int
 ) -> Failure:

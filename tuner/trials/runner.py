@@ -40,7 +40,7 @@ from steptune.tuner.records import (
     new_id,
 )
 from steptune.tuner.trials.connection import NO_SANDBOX, default_start_method
-from steptune.tuner.trials.failures import repeats_after
+from steptune.tuner.trials.failures import is_crash_of_profiler, repeats_after
 from steptune.tuner.trials.group import GroupRun
 from steptune.tuner.trials.host_group import HostGroup
 from steptune.tuner.trials.inspection import CheckRequest, InspectRequest
@@ -350,9 +350,13 @@ class LocalRunner:
             crowded = self._beside is not None and not self._beside.task.job.ended
             self._run_group(run, specs, purposes, repeats)
             died = _ended_by_environment(run, repeats) or (_out_of_memory(run) if crowded else None)
+            how = "repeating"
+            if died is None and (died := _crashed_in_profiler(run)) is not None:
+                specs = [msgspec.structs.replace(spec, profile=False, keep_trace=False) for spec in specs]
+                how = "repeating without a profile"
             if died is None:
                 break
-            listener(Progress(trial_id=specs[0].trial_id, text=f"{died.message}; repeating"))
+            listener(Progress(trial_id=specs[0].trial_id, text=f"{died.message}; {how}"))
             failures = {member.spec.trial_id: member.job.failure for member in run.members}
             for spec in specs:
                 failure = failures.get(spec.trial_id) or _died_beside(died)
@@ -478,6 +482,12 @@ def _out_of_memory(run: GroupRun) -> Failure | None:
             message = f"{failure.message}; the guard's reference ran at the same time"
             return msgspec.structs.replace(failure, message=message)
     return None
+
+
+def _crashed_in_profiler(run: GroupRun) -> Failure | None:
+    """Return the failure of a trial that crashed while it was profiled, or None."""
+    failures = (member.job.failure for member in run.members)
+    return next((failure for failure in failures if failure is not None and is_crash_of_profiler(failure)), None)
 
 
 def _died_beside(failure: Failure) -> Failure:

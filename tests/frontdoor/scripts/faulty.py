@@ -1,6 +1,7 @@
 """A plain loop that trains otherwise where a variable says so: what a wrong candidate would do."""
 
 import os
+import signal
 import sys
 
 import torch
@@ -32,6 +33,8 @@ for _ in range(int(sys.argv[-1]) if "--epochs" in sys.argv else 1):
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(inputs), labels)
         loss.backward()
+        if fault == "crashes" and torch.autograd._profiler_enabled():
+            os.kill(os.getpid(), signal.SIGSEGV)
         optimizer.step()
         if fault == "between":  # no part of any update
             with torch.no_grad():

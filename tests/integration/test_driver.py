@@ -343,7 +343,8 @@ class TestBudget:
             strategy.trial_cost_s = 55.0 if strategy.name == "fusion" else 0.0
         study = StudyRun(machine, strategies, budget_s=260.0, max_trials=None)
         answer = study.run()
-        assert answer.candidate == candidate(loader=2, fusion=1, products=2, update=1)
+        best = candidate(loader=2, fusion=1, products=2, update=1)  # with or without what changes nothing
+        assert machine.surface.total_ms(answer.candidate) == machine.surface.total_ms(best)
         assert machine.now_s <= 260.0 + ROUNDING_S
         cold = [trial for trial in study.trials if trial.result.startup.compile_cold]
         assert len(cold) <= 2

@@ -46,6 +46,16 @@ def test_without_a_part_it_is_the_gain_over_its_contribution() -> None:
     assert said.endswith("steptune.apply with the Workload carries all")
 
 
+def test_what_needs_a_part_is_not_left_out_twice() -> None:
+    answer = recommended()
+    cache = structs.replace(answer.parts[1], together=("device_prefetch",))
+    answer = structs.replace(answer, parts=(answer.parts[0], cache, answer.parts[2]))
+    said = carried(answer, ("dataset_cache", "device_prefetch"))
+    assert said.startswith(
+        "carries about 1.51× of 2.42×: without dataset_cache (1.60× with device_prefetch, which needs it), device_"
+    )
+
+
 def test_a_contribution_that_was_not_measured_makes_it_a_bound() -> None:
     said = carried(recommended(cache_gain=None), ("dataset_cache", "device_prefetch"), way="steptune.enable")
     assert said.startswith("carries at most 2.00× of 2.42×: without dataset_cache (not measured), device_prefetch")

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from builders import sample_result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -17,6 +18,7 @@ from steptune.tuner.search.confirmation import (
     MAX_BLOCKS,
     Finalist,
     Spread,
+    all_starts,
     early_end,
     gain_of,
     judge,
@@ -387,3 +389,10 @@ class TestEarlyEnd:
         open_one = Finalist(candidate=FAST, log_ratios=(0.02, 0.01), gain=None)
         assert early_end([open_one, lost]) == ""
         assert early_end([]) == ""
+
+
+def test_runs_that_began_otherwise_than_those_of_the_blocks_say_nothing_of_their_scatter():
+    """Forks of one process differ less than new processes do."""
+    forked, started = sample_result(interpreter="forked"), sample_result(interpreter="started")
+    assert all_starts({"it": [forked, started]}, [{"it": started}]) == {"it": [started, started]}
+    assert all_starts({"it": [forked], "other": [started]}, []) == {"it": [forked], "other": [started]}

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 import random
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from builders import sample_result
 
 from steptune.service.script_verification import good_results
-from steptune.tuner.records import Gain, Interval, MeasureSettings
+from steptune.tuner.records import Gain, Interval
 from steptune.tuner.records.trials import Failure, FailureKind
 from steptune.tuner.scripts.failures import last_line_of
-from steptune.tuner.scripts.verification import _Blocks, compare_losses
+from steptune.tuner.scripts.verification import compare_losses
 
 GAIN = Gain(
     ratio=1.2, interval=Interval(low=1.1, high=1.3), prediction=Interval(low=1, high=2), num_blocks=2, num_finalists=1
@@ -108,11 +106,3 @@ def test_a_verification_right_after_a_study_counts_the_scatter_of_its_good_runs(
     trials = [SimpleNamespace(candidate=each.candidate, result=each) for each in (good, failed, good)]
     store = SimpleNamespace(trials=lambda study_id: [*trials, SimpleNamespace(candidate=good.candidate, result=None)])
     assert good_results(store, "study") == {good.candidate.key: [good, good]}
-
-
-def test_runs_that_began_otherwise_say_nothing_of_a_verification_s_scatter() -> None:
-    """Forks of one process differ less than new processes do."""
-    forked, started = sample_result(interpreter="forked"), sample_result(interpreter="started")
-    fields: dict[str, Any] = {"look": None, "changed": None, "directory": Path(), "num_blocks": 2, "seed": 0}
-    blocks = _Blocks(**fields, settings=MeasureSettings(), end_s=0.0, earlier={"it": [forked, started]}, say=print)
-    assert blocks._earlier_like([{"it": started}]) == {"it": [started]}

@@ -80,6 +80,19 @@ def test_an_only_part_contributes_what_the_answer_gains() -> None:
     assert found.ratio == 2.42
 
 
+def test_a_part_that_others_need_says_whose_contribution_it_is() -> None:
+    answer = make_recommendation()
+    first, *others = answer.parts
+    beside = replace(first, together=(others[0].strategy,))
+    found = contribution_of(replace(answer, parts=(beside, *others)), beside)
+    assert found is not None
+    assert found.told == f"measured by leaving it out, in 5 blocks, with {others[0].strategy}, which needs it"
+    whole = replace(first, together=tuple(part.strategy for part in others), gain=None, interval=None, num_blocks=0)
+    found = contribution_of(replace(answer, parts=(whole, *others)), whole)
+    assert found is not None
+    assert found.ratio == 2.42
+
+
 def test_an_only_part_over_settings_that_had_to_give_way_needs_a_measurement() -> None:
     """The answer may also have undone what the reference does to fit."""
     part = replace(make_recommendation().parts[0], gain=None, interval=None, num_blocks=0)

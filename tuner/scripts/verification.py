@@ -193,17 +193,10 @@ class _Blocks:
                 losses[candidate.key].append([math.nan if loss is None else loss for loss in seen["losses"]])
                 missing = tuple(seen["missing"]) or missing
             longest_s = max(longest_s, time.monotonic() - began_s)
-        (finalist,) = judge(unchanged.candidate, [self.changed.candidate], blocks, self._earlier_like(blocks))
+        (finalist,) = judge(unchanged.candidate, [self.changed.candidate], blocks, self.earlier)
         assert finalist.gain is not None, "a verification must have at least two blocks, all of them complete"
         found = compare_losses(losses[unchanged.candidate.key], losses[self.changed.candidate.key], finalist.gain)
         return msgspec.structs.replace(found, missing=missing)
-
-    def _earlier_like(self, blocks: Sequence[dict[str, TrialResult]]) -> dict[str, list[TrialResult]]:
-        """Return the study's runs that began as those of the blocks did: forks of one process scatter less than new
-        processes.
-        """
-        kinds = {result.interpreter for block in blocks for result in block.values()}
-        return {key: [r for r in results if r.interpreter in kinds] for key, results in self.earlier.items()}
 
     def _run(self, side: _Side, seed: int, *, forked: bool) -> tuple[TrialResult, Mapping[str, Any]]:
         spec = _spec(side.shown, self.look, self.directory, seed)

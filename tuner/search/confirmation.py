@@ -301,8 +301,19 @@ def _f_quantile(probability: float, degrees: float, other_degrees: float) -> flo
 def all_starts(
     earlier: Mapping[str, Sequence[TrialResult]], blocks: Sequence[dict[str, TrialResult]]
 ) -> dict[str, list[TrialResult]]:
-    """Return the runs of the search and of the blocks, by candidate key."""
-    starts = {key: list(results) for key, results in earlier.items()}
+    """Return the runs of the blocks by candidate key, and those of the search that began in the same way.
+
+    Forks of one process differ less than new processes: with the forks of a study among the new processes of its
+    blocks, simulated intervals of 95 % covered 81 to 85 %.
+    """
+    kinds: dict[str, set[str]] = {}
+    for block in blocks:
+        for key, result in block.items():
+            kinds.setdefault(key, set()).add(result.interpreter)
+    starts = {
+        key: [result for result in results if result.interpreter in kinds.get(key, {result.interpreter})]
+        for key, results in earlier.items()
+    }
     for block in blocks:
         for key, result in block.items():
             starts.setdefault(key, []).append(result)

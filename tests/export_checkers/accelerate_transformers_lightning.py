@@ -219,6 +219,30 @@ def transformers_arguments(path: str):
     }
 
 
+def fitted_batches(prepared_loader) -> list:
+    """Batches of two fits of three epochs each, by Lightning's own loop, with the same loader."""
+    from lightning.pytorch import LightningModule, Trainer
+
+    class Seen(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.batches = torch.nn.Parameter(torch.zeros(1)), []
+
+        def training_step(self, batch, index):
+            self.batches.append(batch["number"].tolist())
+            return self.weight.sum()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    torch.manual_seed(0)  # by which the loader without a generator shuffles
+    seen, loader = Seen(), prepared_loader(torch.utils.data.DataLoader(Rows(), shuffle=True, **KEPT))
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    for _ in range(2):
+        Trainer(accelerator="cpu", max_epochs=3, enable_model_summary=False, **quiet).fit(seen, loader)
+    return seen.batches
+
+
 def lightning(path: str):
     """Make the trainer as on a machine with eight GPUs where the file asks for them."""
     module = runpy.run_path(path)
@@ -254,6 +278,7 @@ def lightning(path: str):
     torch.backends.cudnn.benchmark = False
     compiled = isinstance(fitted, torch._dynamo.OptimizedModule)
     epochs = epochs_of(shuffled_loader(), module["prepared_loader"](shuffled_loader()))
+    epochs["fitted"] = fitted_batches(module["prepared_loader"]) == fitted_batches(lambda loader: loader)
     found |= {"settings": code_settings(module), "prepared": preparations(module), "epochs": epochs}
     return {**found, "compiled": compiled}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -15,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from script_runs import ScriptFolder, Trials
+from script_runs import SCRIPTS, ScriptFolder, Trials
 
 from steptune.tuner.records import Candidate, Choice
 from steptune.tuner.scripts.agent import copies
@@ -67,6 +68,19 @@ def test_a_script_is_loaded_once_for_all_trials_but_those_of_another_process(
     assert len(loads.read_text().splitlines()) == 2
     assert not psutil.wait_procs(list(family), timeout=30)[1]
     assert {name: size for name, size in folder.files().items() if name != "loaded.py"} == before
+
+
+def test_a_crash_of_the_profiler_costs_neither_the_candidate_nor_the_copy(folder: ScriptFolder, tmp_path: Path) -> None:
+    text = (SCRIPTS / "faulty.py").read_text()
+    (folder.path / "faulty.py").write_text(text.replace('fault == "crashes"', 'optimizer.param_groups[0].get("fused")'))
+    command = (sys.executable, "faulty.py")
+    with contextlib.closing(Trials(folder.path, tmp_path / "study", command, forked=True)) as trials:
+        trials.reference(FP32_ROUNDOFF)
+        found = [trials.asked_for_a_profile(**FUSED), trials.run(**FUSED)]
+
+    assert [(result.ok, result.interpreter) for result in found] == [(True, "forked")] * 2, trials.look.why_no_copy
+    assert [attempt.failure.signal for attempt in found[0].repeated] == [signal.SIGSEGV]
+    assert found[0].breakdowns == ()
 
 
 def test_runs_of_the_reference_go_on_from_a_copy_at_the_same_time(

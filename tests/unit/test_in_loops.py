@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 import steptune
 from steptune.tuner.errors import ChoiceError
@@ -71,7 +71,16 @@ KEPT = {"num_workers": 1, "persistent_workers": True, "collate_fn": lambda sampl
 def test_epochs_ahead_give_the_same_batches_and_begin_one_epoch_with_idle_workers() -> None:
     plain, ahead = loader_of(Numbers(0), **KEPT), steptune.epochs_ahead(loader_of(Numbers(0), **KEPT))
     assert [list(ahead) for _ in range(3)] == [list(plain) for _ in range(3)]
-    assert (ahead.num_restarts, len(ahead)) == (1, len(plain))
+    assert (getattr(ahead, "num_restarts"), len(ahead)) == (1, len(plain))  # noqa: B009
+    assert steptune.epochs_ahead(ahead) is ahead
+
+
+def test_a_loader_with_epochs_ahead_can_be_made_again_with_another_sampler() -> None:
+    """As Lightning does it for several ranks: each has its own samples."""
+    loader = steptune.epochs_ahead(loader_of(Numbers(0), **KEPT))
+    split = [DistributedSampler(loader.dataset, 2, rank, shuffle=False) for rank in range(2)]
+    ranks = [type(loader)(loader.dataset, batch_size=2, sampler=sampler, **KEPT) for sampler in split]
+    assert [[list(rank) for _ in range(2)] for rank in ranks] == [[[[0, 2]]] * 2, [[[1, 3]]] * 2]
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,12 @@ def test_other_random_numbers_of_the_samples_are_no_other_training() -> None:
     assert not compare_losses([noisy(draw, 1.0)] * 2, [noisy(draw, 1.03)] * 2, GAIN).same
 
 
+@pytest.mark.parametrize("num", [8, 17, 100])
+def test_a_jump_makes_no_tolerance_for_itself(num: int) -> None:
+    flat = [2.0] * num
+    assert not compare_losses([flat, flat], [[*flat[:-1], 32.0]] * 2, GAIN).same
+
+
 def test_starts_of_other_lengths_are_compared_as_far_as_all_go() -> None:
     assert compare_losses([FALLING, FALLING[:40]], [FALLING, FALLING[:60]], GAIN).num_losses == 40
 

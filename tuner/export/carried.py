@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from steptune.tuner.records import Part, Recommendation
@@ -41,14 +40,25 @@ def carried(
         return f"{whole}{apart}"
     if len(left_out) == len(parts):
         return f"carries none of the gain of {ratio(gain)}; {way} carries all"
-    counted_with = {other for name in left_out for other in parts[name].together}
-    found = [contribution_of(recommendation, parts[name]) for name in left_out if name not in counted_with]
-    known_product = math.prod(known.ratio for known in found if known is not None)
+    known_product = _product(recommendation, [parts[name] for name in left_out])
     told = {name: contribution_told(recommendation, parts[name]) for name in left_out}
     amount = "at most" if NOT_MEASURED in told.values() else "about"
     amount += f" {ratio(gain / known_product)} of {ratio(gain)}"
     without = ", ".join(f"{name} ({words})" for name, words in told.items())
     return f"carries {amount}: without {without}{apart}; {way} carries all"
+
+
+def _product(recommendation: Recommendation, parts: Sequence[Part]) -> float:
+    """Return the product of the known contributions, each part counted once: a part that needs another one is in the
+    contribution of that one.
+    """
+    known = [(part, speed) for part in parts if (speed := contribution_of(recommendation, part)) is not None]
+    product, counted = 1.0, set[str]()
+    for part, speed in sorted(known, key=lambda item: -item[1].ratio):
+        if part.strategy not in counted:
+            product *= speed.ratio
+            counted |= {part.strategy, *part.together}
+    return product
 
 
 def contribution_told(recommendation: Recommendation, part: Part) -> str:

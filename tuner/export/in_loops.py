@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from steptune.tuner.errors import ChoiceError
+from steptune.tuner.training.epochs_ahead import EpochsAhead
 
 if TYPE_CHECKING:
     import torch
@@ -69,36 +71,76 @@ def cached(
     return made
 
 
-def epochs_ahead(loader: DataLoader[Any]) -> Any:
-    """Return a loader with the same batches in the same order, whose workers begin to load the next epoch before the
-    current one ends.
+def epochs_ahead(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """Change a loader in place so that its workers begin to load the next epoch before the current one ends.
+
+    Samples and their order stay the same. Random augmentation in a worker may differ, as it does with another number of
+    workers, where an epoch's batches are no multiple of the workers.
 
     Args:
-        loader: DataLoader with persistent workers over a map-style dataset, or one that Accelerate has prepared, which
-            is changed in place.
+        loader: DataLoader with persistent workers over a map-style dataset. With Accelerate, the loader that
+            `prepare` returns.
+
+    Returns:
+        The loader.
 
     Raises:
-        ChoiceError: The loader has no persistent workers, no batch sampler, or another kind of dataset.
+        ChoiceError: The loader has no persistent workers, no batch sampler, another kind of dataset, or a class of
+            its own.
     """
     from torch.utils.data import DataLoader, IterableDataset
 
-    from steptune.tuner.training.epochs_ahead import EpochsAhead
-
     inner = getattr(loader, "base_dataloader", None)  # of a loader that Accelerate has prepared
     if inner is not None:
-        loader.base_dataloader = epochs_ahead(inner)
+        epochs_ahead(inner)
         return loader
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset) or not loader.batch_sampler:
+    if type(loader) is _ahead_class():
+        return loader
+    if type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         raise ChoiceError(
-            f"epochs_ahead requires a DataLoader with batches of a map-style dataset, got {type(loader).__name__}: "
-            "iterate the loader itself"
+            f"epochs_ahead requires a torch.utils.data.DataLoader with batches of a map-style dataset, got "
+            f"{type(loader).__name__}: iterate the loader itself"
         )
     if not (loader.num_workers and loader.persistent_workers):
         raise ChoiceError(
             f"epochs_ahead requires workers that are kept, got num_workers={loader.num_workers}, persistent_workers="
             f"{loader.persistent_workers}: set persistent_workers=True and at least one worker"
         )
-    return EpochsAhead(loader, {name: getattr(loader, name) for name in _LOADER_OPTIONS if hasattr(loader, name)})
+    loader.__class__ = _ahead_class()
+    return loader
+
+
+@functools.cache
+def _ahead_class() -> type[DataLoader[Any]]:
+    """Return the class of changed loaders. It is made of the same arguments as a DataLoader, by which Lightning makes a
+    loader again for several ranks.
+    """
+    from torch.utils.data import DataLoader
+
+    class AheadLoader(DataLoader[Any]):
+        _ahead: EpochsAhead | None = None
+
+        def __iter__(self) -> Any:
+            if self._ahead is None:
+                options = {name: getattr(self, name) for name in _LOADER_OPTIONS if hasattr(self, name)}
+                self._ahead = EpochsAhead(self, options)
+            return iter(self._ahead)
+
+        @property
+        def _iterator(self) -> Any:
+            """Iterator of the workers; a library that ends them sets it to None, and the next epoch begins anew."""
+            return None if self._ahead is None else self._ahead.workers
+
+        @_iterator.setter
+        def _iterator(self, value: Any) -> None:
+            self._ahead = None
+
+        @property
+        def num_restarts(self) -> int:
+            """Number of epochs that began with idle workers."""
+            return 0 if self._ahead is None else self._ahead.num_restarts
+
+    return AheadLoader
 
 
 def compile_blocks(model: torch.nn.Module, *, mode: str = "default", dynamic: bool | None = None) -> None:

@@ -72,14 +72,22 @@ RULES: Mapping[str, Rule] = {
 }
 
 
-PREPARED_TRAINER = """
+_PREPARED_TRAINER = """
 
 def prepared_trainer(trainer):
     \"\"\"The Trainer that trains, which makes its loader itself.\"\"\"
-    make = trainer.get_train_dataloader
-    trainer.get_train_dataloader = lambda: prepared_loader(make())
-    return trainer
 """
+_AHEAD_IN_TRAINER = """\
+    make, known = type(trainer).get_train_dataloader, weakref.ref(trainer)
+    trainer.get_train_dataloader = lambda: prepared_loader(make(known()))
+"""
+
+
+def trainer_preparation(sections: Sections) -> str:
+    """Return the code of `prepared_trainer`. It refers to the Trainer weakly: a cycle would keep workers alive until
+    Python collects it, and their end would then be waited for.
+    """
+    return f"{_PREPARED_TRAINER}{_AHEAD_IN_TRAINER if sections.get('loader') else ''}    return trainer\n"
 
 
 def preparations(sections: Sections, returned: str = "model") -> str:

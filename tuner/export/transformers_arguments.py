@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from steptune.tuner.export import prepared_code, python_code
-from steptune.tuner.export.prepared_code import PREPARED_TRAINER, preparations
+from steptune.tuner.export.prepared_code import preparations, trainer_preparation
 from steptune.tuner.export.python_code import NO_BATCH, NO_LAYOUT, ONE_RANK, constant, imports, set_up_code
 from steptune.tuner.export.settings import batch_per_rank, choice_of
 from steptune.tuner.export.sharding import STRATEGY, WRAPS, sharding_of
@@ -186,7 +186,9 @@ class TransformersArguments(TranslatingExporter):
             "    set_up()\n"
             "    return TrainingArguments(output_dir=output_dir, **{**ARGUMENTS, **recipe})\n"
             + preparations(sections)
-            + PREPARED_TRAINER
+            + trainer_preparation(sections)
         )
-        above = imports(recommendation, code, "from transformers import TrainingArguments")
+        more = ["from transformers import TrainingArguments"]
+        more = ["import weakref", *more] if "weakref." in code else more
+        above = imports(recommendation, code, *more)
         return f"{self.header(recommendation)}\n{above}\n{code}"

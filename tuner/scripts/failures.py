@@ -23,8 +23,12 @@ def last_line_of(said: str) -> str:
 
 
 def crash_of(status: int) -> int | None:
-    """Return the signal of a native crash from an exit status as in a shell; None for any other end."""
-    return next((found for found in NATIVE_CRASHES if status == 128 + found), None)
+    """Return the signal of a native crash from an exit status; None for any other end.
+
+    Args:
+        status: As in a shell, 128 and the signal; or as a frozen copy reports it, the negative signal.
+    """
+    return next((found for found in NATIVE_CRASHES if status in (128 + found, -found)), None)
 
 
 def failure_of(ended: Ended, log: Path) -> Failure:

@@ -9,6 +9,7 @@ measure.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import statistics
 import time
@@ -40,6 +41,8 @@ loss does not fall.
 """
 LEAST_FOR_CHANCE = 4
 """Minimum number of steps from which the scatter of a difference is estimated."""
+MEDIAN_OF_NORMAL = 0.6745
+"""Median distance of a normal variable from its mean, in standard deviations."""
 STARTS_ON_CPU = "the host's memory layout differs between new processes, but not between forks of one copy"
 WINDOWS_SHARE = 0.1
 """Maximum time of a run's windows, as a share of the inspection's time. Runs
@@ -244,7 +247,9 @@ def _chance(curves: Sequence[list[float]]) -> float:
 
     Curves over the same batches differ smoothly, by next to no scatter. They differ from step to step where the changed
     script draws other random numbers: each worker of a loader augments with its own generator, so another number of
-    workers augments every sample differently.
+    workers augments every sample differently. The scatter comes from the median distance between successive
+    differences, to which neither a trend nor a few steps of another training add (Rousseeuw and Croux, "Alternatives to
+    the Median Absolute Deviation", 1993).
 
     Args:
         curves: Mean losses of the runs of each script, by step; equally long.
@@ -254,8 +259,9 @@ def _chance(curves: Sequence[list[float]]) -> float:
     if len(differences) < LEAST_FOR_CHANCE or not all(map(math.isfinite, differences)):
         return 0.0
     num_last = max(1, len(today) // 4)
-    quantile = student_quantile(0.975, len(differences) - 1)
-    return quantile * statistics.stdev(differences) / math.sqrt(num_last)
+    distances = [abs(after - before) for before, after in itertools.pairwise(differences)]
+    scatter = statistics.median(distances) / (MEDIAN_OF_NORMAL * math.sqrt(2))
+    return student_quantile(0.975, len(distances) / 2) * scatter / math.sqrt(num_last)
 
 
 def _spec(side: Changed, look: Look, directory: Path, seed: int) -> TrialSpec:

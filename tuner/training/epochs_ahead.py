@@ -45,6 +45,7 @@ class EpochsAhead:
     Attributes:
         epochs_ahead: True; distinguishes it from other loaders.
         num_restarts: Epochs that began with idle workers, the first among them.
+        workers: Iterator whose workers load all epochs; None before the first.
     """
 
     epochs_ahead = True
@@ -56,14 +57,14 @@ class EpochsAhead:
         self.num_restarts = 0
         self._feed = _Feed(loader.batch_sampler, loader.dataset)
         self._endless: DataLoader[Any] = DataLoader(loader.dataset, batch_sampler=self._feed, **options)
-        self._iterator: Any = None
+        self.workers: Any = None
 
     def __iter__(self) -> EpochIterator:
         """Begin an epoch, whether or not the previous one was finished."""
         if not self._feed.begin():
             self.num_restarts += 1
-            self._iterator = iter(self._endless)
-        return EpochIterator(self._iterator, self._feed)
+            self.workers = iter(self._endless)
+        return EpochIterator(self.workers, self._feed)
 
     def __len__(self) -> int:
         return len(self.loader)

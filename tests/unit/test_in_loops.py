@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,9 @@ def test_epochs_ahead_give_the_same_batches_and_begin_one_epoch_with_idle_worker
     assert [list(ahead) for _ in range(3)] == [list(plain) for _ in range(3)]
     assert (getattr(ahead, "num_restarts"), len(ahead)) == (1, len(plain))  # noqa: B009
     assert steptune.epochs_ahead(ahead) is ahead
+    known = weakref.ref(ahead)
+    del ahead
+    assert known() is None, "workers of a loader in a cycle end late, and one after another"
 
 
 def test_a_loader_with_epochs_ahead_can_be_made_again_with_another_sampler() -> None:

@@ -123,7 +123,10 @@ def _ahead_class() -> type[DataLoader[Any]]:
         def __iter__(self) -> Any:
             if self._ahead is None:
                 options = {name: getattr(self, name) for name in _LOADER_OPTIONS if hasattr(self, name)}
-                self._ahead = EpochsAhead(self, options)
+                # Not of this loader itself: in a cycle its workers would wait for Python to collect it.
+                self._ahead = EpochsAhead(
+                    DataLoader(self.dataset, batch_sampler=self.batch_sampler, **options), options
+                )
             return iter(self._ahead)
 
         @property

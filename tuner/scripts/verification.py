@@ -248,8 +248,8 @@ def _chance(curves: Sequence[list[float]]) -> float:
     Curves over the same batches differ smoothly, by next to no scatter. They differ from step to step where the changed
     script draws other random numbers: each worker of a loader augments with its own generator, so another number of
     workers augments every sample differently. The scatter comes from the median distance between successive
-    differences, to which neither a trend nor a few steps of another training add (Rousseeuw and Croux, "Alternatives to
-    the Median Absolute Deviation", 1993).
+    differences, to which neither a trend nor a few steps of another training add (von Neumann and others, "The Mean
+    Square Successive Difference", 1941, with a median in place of the mean).
 
     Args:
         curves: Mean losses of the runs of each script, by step; equally long.

@@ -35,7 +35,7 @@ TOKEN_WEIGHTS = "micro-batches have equal weights in the export; the measured ru
 
 
 def data_loading(choice: Choice, recommendation: Recommendation) -> Said:
-    """Return the arguments of the DataLoader, and the code that wraps it."""
+    """Return the arguments of the DataLoader, and the code that changes the loader."""
     return Said(sections={"DATALOADER": loader_arguments(choice), "loader": loader_lines(choice)})
 
 
